@@ -1,4 +1,4 @@
-"""Trained: a training with a fault in it, by itself, and what the usual alarms would look at."""
+"""Trains one model with a fault and records loss and gradient norm for the usual alarms."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_wherever_it_is(tmp_path: Path, where: str, named: str) -> None:
 
 
 def settle_again() -> None:
-    """The seeds as `settle` sets them; its other settings would last beyond the test."""
+    """The seeds as `make_deterministic` sets them; its other settings would last beyond the test."""
     torch.manual_seed(0)
 
 

@@ -11,7 +11,7 @@ import torch
 from traincheck.errors import BadOption
 from traincheck.sdc.faults.fault import Fault
 from traincheck.sdc.study.mismatch import Distance, Mismatch, plain, worst
-from traincheck.sdc.study.plan import LEVELS, Plan, launched_rank, levels_of, read_plan
+from traincheck.sdc.study.plan import LEVELS, Plan, launcher_rank, levels_of, read_plan
 
 
 def test_frequency_and_severity() -> None:
@@ -76,6 +76,6 @@ def test_levels_and_launchers() -> None:
     assert levels_of(()) == LEVELS and levels_of(("3", "submodule")) == ("submodule", "period")
     with pytest.raises(BadOption, match="--level was given '4'; expected 1 "):
         levels_of(("4",))
-    assert launched_rank({}) is None and launched_rank({"RANK": "1", "WORLD_SIZE": "2"}) == 1
+    assert launcher_rank({}) is None and launcher_rank({"RANK": "1", "WORLD_SIZE": "2"}) == 1
     with pytest.raises(BadOption, match="'8 processes'; expected two"):
-        launched_rank({"RANK": "1", "WORLD_SIZE": "8"})
+        launcher_rank({"RANK": "1", "WORLD_SIZE": "8"})

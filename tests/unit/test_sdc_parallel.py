@@ -13,7 +13,7 @@ from threaded_ranks import on_each_rank, trained
 from traincheck.errors import BadOption, WorkloadUnusable
 from traincheck.sdc.faults.fault import Fault
 from traincheck.sdc.study.host import Host
-from traincheck.sdc.study.plan import Plan, launched_rank
+from traincheck.sdc.study.plan import Plan, launcher_rank
 from traincheck.sdc.study.rank_merge import merged
 from traincheck.sdc.workload.parallel import SPLIT
 from traincheck.sdc.workload.workload import load_workload, submodules_of
@@ -113,13 +113,13 @@ def test_a_workload_of_the_user_makes_its_parts(home: Path) -> None:
 
 def test_launchers_of_two_hosts() -> None:
     four = {"RANK": "3", "WORLD_SIZE": "4"}
-    assert launched_rank(four, 2) == 3
+    assert launcher_rank(four, 2) == 3
     with pytest.raises(BadOption, match="'4 processes'; expected 6, two hosts of --tensor-parallel 3 ranks: torchrun"):
-        launched_rank(four, 3)
+        launcher_rank(four, 3)
     with pytest.raises(BadOption, match=r"expected two, .* and --tensor-parallel N"):
-        launched_rank(four)
+        launcher_rank(four)
     with pytest.raises(BadOption, match="'1 process';"):
-        launched_rank({"RANK": "0", "WORLD_SIZE": "1"}, 2)
+        launcher_rank({"RANK": "0", "WORLD_SIZE": "1"}, 2)
 
 
 def test_a_fault_is_on_a_rank_that_there_is() -> None:

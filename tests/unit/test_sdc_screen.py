@@ -21,7 +21,7 @@ from traincheck.sdc.faults.fault import Fault
 from traincheck.sdc.screening import rounds as module
 from traincheck.sdc.screening.reference_fingerprints import (
     ReferenceFingerprints,
-    may_replace_reference,
+    check_replaceable_reference,
     read_reference,
     write_reference,
 )
@@ -89,10 +89,10 @@ def file(tmp_path: Path) -> Path:
 def test_known_fingerprints_come_back(file: Path) -> None:
     stored = read_reference(file)
     assert stored.fingerprints == GOOD and stored.software == SOFTWARE
-    stored.must_be_of(file, {"workload": "w"}, SOFTWARE)
-    may_replace_reference(file)
+    stored.check_comparable(file, {"workload": "w"}, SOFTWARE)
+    check_replaceable_reference(file)
     with pytest.raises(FingerprintsOfOthers, match="threads unknown"):
-        stored.must_be_of(file, {"workload": "w"}, {**SOFTWARE, "torch": "3", "threads": "4"})
+        stored.check_comparable(file, {"workload": "w"}, {**SOFTWARE, "torch": "3", "threads": "4"})
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_told(file: Path, damage, message: str) -> None:
         read_reference(file)
     assert str(file) in str(error.value) and "-o FILE" in str(error.value)
     with pytest.raises(OtherFile):
-        may_replace_reference(file)
+        check_replaceable_reference(file)
 
 
 def test_other_versions_and_no_file(file: Path, tmp_path: Path) -> None:

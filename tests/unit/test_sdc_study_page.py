@@ -15,7 +15,7 @@ from traincheck.cli.main import main
 from traincheck.errors import OtherFile, StudyTooNew, StudyUnreadable
 from traincheck.reporting.study.page import study_page
 from traincheck.reporting.study.plots import BOTTOM, FLOOR, MOST_POINTS, TOP, plot
-from traincheck.sdc.study.study_file import differs, may_replace_study, read_study, write_study
+from traincheck.sdc.study.study_file import check_replaceable_study, differs, read_study, write_study
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ def test_a_study_is_read_as_it_was_written(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.json"
         write_study(results, path)
         assert read_study(path) == results
-        may_replace_study(path)
+        check_replaceable_study(path)
 
 
 def changed(**parts: Any) -> str:
@@ -181,7 +181,7 @@ def test_other_files_are_neither_read_nor_replaced(tmp_path: Path) -> None:
         read_study(tmp_path / "nowhere.json")
     for path in (newer, other):
         with pytest.raises(OtherFile, match="Name another file with -o"):
-            may_replace_study(path)
+            check_replaceable_study(path)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

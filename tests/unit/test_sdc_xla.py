@@ -11,11 +11,11 @@ import torch
 from traincheck.errors import BadOption, MissingExtra
 from traincheck.options import OPTIONS
 from traincheck.sdc.doctor import advice
-from traincheck.sdc.environment import needs_jax
+from traincheck.sdc.environment import require_jax
 from traincheck.sdc.faults.fault import Fault
 from traincheck.sdc.faults.inject import Hit
 from traincheck.sdc.fingerprint_log import Entry, first_difference
-from traincheck.sdc.frameworks import FRAMEWORKS, framework_of, must_be_executable
+from traincheck.sdc.frameworks import FRAMEWORKS, check_executable, framework_of
 from traincheck.sdc.recording import record_submodules
 from traincheck.sdc.workload.decoder import Decoder, DecoderWorkload
 from traincheck.sdc.workload.sizes import SIZES
@@ -23,7 +23,7 @@ from traincheck.sdc.workload.training import TorchTraining, Training
 from traincheck.sdc.workload.workload import load_workload, submodules_of
 from traincheck.sdc.xla.arrays import as_array, as_tensor
 from traincheck.sdc.xla.decoder import submodules
-from traincheck.sdc.xla.settings import settle_xla, variables
+from traincheck.sdc.xla.settings import make_xla_deterministic, variables
 from traincheck.sdc.xla.training import XlaTraining, XlaWorkload
 
 CPU = torch.device("cpu")
@@ -213,10 +213,10 @@ def test_a_device_that_jax_has_not_got(device: str, part: str, monkeypatch: pyte
     for name in ("NPROC", "XLA_FLAGS"):
         monkeypatch.setenv(name, "")  # to be put back
     monkeypatch.setattr(
-        "traincheck.sdc.xla.settings.settle", lambda seed, threads: {"seeds of random, numpy and torch": ""}
+        "traincheck.sdc.xla.settings.make_deterministic", lambda seed, threads: {"seeds of random, numpy and torch": ""}
     )
     with pytest.raises(BadOption, match="--device was given") as error:
-        settle_xla(0, 1, device, wide=False)
+        make_xla_deterministic(0, 1, device, wide=False)
     assert part in str(error.value)
 
 
@@ -228,22 +228,22 @@ def test_a_device_that_jax_has_not_got(device: str, part: str, monkeypatch: pyte
     ],
 )
 def test_what_torch_alone_has(workload: str, fault: Fault | None, part: str) -> None:
-    must_be_executable("torch", workload, [fault] if fault else [])
+    check_executable("torch", workload, [fault] if fault else [])
     with pytest.raises(BadOption) as error:
-        must_be_executable("xla", workload, [fault] if fault else [])
+        check_executable("xla", workload, [fault] if fault else [])
     assert part in str(error.value)
 
 
 def test_a_model_that_is_split_is_torchs() -> None:
-    must_be_executable("torch", "decoder-tiny", (), 2)
+    check_executable("torch", "decoder-tiny", (), 2)
     with pytest.raises(BadOption, match="--tensor-parallel was given 2; expected 1 with --framework xla"):
-        must_be_executable("xla", "decoder-tiny", (), 2)
+        check_executable("xla", "decoder-tiny", (), 2)
 
 
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"needs the package 'jax'.*pip install 'traincheck\[xla\]'"):
-        needs_jax("this")
+        require_jax("this")
     with pytest.raises(BadOption, match="--framework was given 'tensorflow'; expected one of torch, xla"):
         framework_of("tensorflow", "this")
     assert OPTIONS["framework"].choices == FRAMEWORKS

@@ -1,1 +1,1 @@
-"""Silent data corruption: hardware that computes wrongly without failing, and how to tell it from everything else."""
+"""Find silent data corruption: hardware that computes wrong results without reporting an error."""

@@ -1,4 +1,4 @@
-"""Graph: other values for what modules return, and for the gradients of what they are given, while autograd records."""
+"""Replace values in the autograd graph: module outputs, and the gradients of module inputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 
-class _InPlace(torch.autograd.Function):  # type: ignore[misc]
-    """Another value in place of the one that was computed; the gradient flows as if nothing had happened."""
+class _Replacement(torch.autograd.Function):  # type: ignore[misc]
+    """Returns another value than the computed one; the gradient flows through unchanged."""
 
     @staticmethod
     def forward(ctx: Any, right: torch.Tensor, other: list[torch.Tensor]) -> torch.Tensor:
@@ -22,10 +22,10 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
         return gradient, None
 
 
-def put_in_place(right: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`other` in the place of `right` in the graph."""
+def replace_in_graph(right: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return `other` as the output of the graph node that computed `right`."""
     if right.requires_grad and torch.is_grad_enabled():
-        replaced: torch.Tensor = _InPlace.apply(right, [other])
+        replaced: torch.Tensor = _Replacement.apply(right, [other])
         return replaced
     return other
 
@@ -33,10 +33,10 @@ def put_in_place(right: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def with_input_gradients(
     args: tuple[Any, ...], kwargs: dict[str, Any], seen: Callable[[int, torch.Tensor], torch.Tensor | None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a module whose gradients, as this very call brings them about, come to `seen` with their number.
+    """Return the arguments of a module call such that their gradients are passed to `seen`, with the input's number.
 
-    A tensor that several modules take has one gradient that is the sum of theirs; so each call is given a view of its
-    own. What `seen` returns takes the place of the gradient, None leaves it.
+    Several modules may take one tensor, whose gradient is then the sum over them. So each call receives its own view of
+    the tensor. A tensor that `seen` returns replaces the gradient; None keeps it.
     """
     number = 0
 

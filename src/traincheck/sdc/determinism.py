@@ -1,4 +1,4 @@
-"""Determinism: the settings of a process under which torch computes the same bits each time."""
+"""Make torch compute the same bits in each run of a process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from traincheck.sdc.environment import DETERMINISTIC
 
 NOT_DETERMINISTIC = "does not have a deterministic implementation"
-"""What torch says of an operation that has none."""
+"""The text of torch's warning for an operation without a deterministic implementation."""
 
 
-def settle(seed: int, threads: int) -> dict[str, str]:
-    """Settle all that is known to make a difference between two runs, and tell it: setting and value.
+def make_deterministic(seed: int, threads: int) -> dict[str, str]:
+    """Set everything that is known to change results between runs, and return the settings by name.
 
-    Seeds are those of `random`, numpy (where it is imported) and torch on all devices. An operation that has no
-    deterministic implementation gives a warning (`undetermined` collects them) and no error: it is for the comparison
-    to say whether it makes a difference.
+    This seeds `random`, numpy (if imported) and torch on all devices. An operation without a deterministic
+    implementation warns instead of raising; `nondeterministic_operations` collects the warnings. The comparison of
+    results decides whether the operation matters.
     """
     random.seed(seed)
     numpy_random = sys.modules.get("numpy.random")
@@ -44,8 +44,8 @@ def settle(seed: int, threads: int) -> dict[str, str]:
 
 
 @contextmanager
-def undetermined() -> Iterator[list[str]]:
-    """Collects the names of operations of which torch says in the block that they are not deterministic."""
+def nondeterministic_operations() -> Iterator[list[str]]:
+    """Collect the names of operations that torch reports as nondeterministic within the block."""
     names: list[str] = []
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=f".*{NOT_DETERMINISTIC}")

@@ -1,6 +1,6 @@
-"""Doctor: whether a training computes the same bits each time, found out by executing it twice, in two processes.
+"""Check whether a training is reproducible: run it twice, in two processes, and compare all results.
 
-Knows nothing of torch: the children do the work.
+Imports no torch: child processes do the work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RUNS = ("first run", "second run")
 
 @dataclass(frozen=True)
 class Execution:
-    """What is executed, and how: the workload by its name, steps, seed, device, threads on the CPU, the framework."""
+    """The workload by name, steps, seed, device, CPU threads and framework of both runs."""
 
     workload: str
     steps: int = 3
@@ -33,8 +33,11 @@ class Execution:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What came out: how many results were compared, where the runs part (None: nowhere), the settings that both had,
-    and operations of which torch says that they have no deterministic implementation."""
+    """The result of the comparison.
+
+    `compared` counts compared results. `difference` is the first one that differs, or None. `settings` were equal in
+    both runs. `undetermined` lists operations that torch reports as nondeterministic.
+    """
 
     execution: Execution
     compared: int
@@ -47,7 +50,7 @@ class Diagnosis:
         return self.difference is None
 
     def data(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the diagnosis as a JSON object."""
         difference = self.difference
         details = None
         if difference is not None:
@@ -70,7 +73,7 @@ class Diagnosis:
 def diagnose(
     execution: Execution, progress: Callable[[str, int, int], object], on_output: Callable[[str], object]
 ) -> Diagnosis:
-    """Execute it twice and compare all that was computed. Raises WorkloadUnusable and WorkerFailed."""
+    """Run the workload twice and compare all results. Raises WorkloadUnusable and WorkerFailed."""
     with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
         folder = Path(made)
         entries = [folder / f"{number}.entries" for number in range(2)]
@@ -87,7 +90,7 @@ def diagnose(
 
 
 def advice(difference: Difference, undetermined: tuple[str, ...], framework: str = TORCH) -> str:
-    """What to look at."""
+    """Return a sentence that says where to look for the cause of the difference."""
     if framework == XLA:
         return "The programs and what they were given are the same: look at XLA_FLAGS, at other threads, at the device."
     entry: Entry | None = difference.first or difference.second

@@ -1,6 +1,6 @@
-"""Environment: variables that have to stand before torch is imported, so that it computes the same each time.
+"""Set the environment variables that torch needs before its import to compute the same bits in each run.
 
-Knows nothing of torch, as it is set for processes that are started, or before the import in this one.
+Imports no torch: the variables must be set before torch is imported or a process is started.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ DETERMINISTIC: Mapping[str, str] = {
     "NCCL_LAUNCH_MODE": "GROUP",
     "MKL_CBWR": "COMPATIBLE",  # MKL's own way to the same bits, whatever the alignment of memory
 }
-"""Variables and what they are set to; what the user has set stays."""
+"""Names and values of the variables. Values that the user has set stay."""
 
 INSTALL = {"torch": "pip install 'traincheck[torch]'", "jax": "pip install 'traincheck[xla]'"}
 
 
 def deterministic(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` with what it lacks of `DETERMINISTIC`."""
+    """Return `environ`, completed with the missing variables of `DETERMINISTIC`."""
     return {**DETERMINISTIC, **environ}
 
 
-def needs_torch(feature: str) -> None:
-    """Raises MissingExtra where torch is not installed. Does not import it, which takes seconds."""
+def require_torch(feature: str) -> None:
+    """Raise MissingExtra if torch is not installed. Does not import torch, which takes seconds."""
     _needs(feature, "torch")
 
 
-def needs_jax(feature: str) -> None:
-    """The same of jax."""
+def require_jax(feature: str) -> None:
+    """Raise MissingExtra if jax is not installed."""
     _needs(feature, "jax")
 
 
@@ -49,6 +49,6 @@ def _needs(feature: str, package: str) -> None:
         raise MissingExtra(feature, package, INSTALL[package])
 
 
-def settle_here() -> None:
-    """Set the variables in this process, which has not imported torch yet."""
+def set_variables() -> None:
+    """Set the variables in this process, before torch is imported."""
     os.environ.update(deterministic(os.environ))

@@ -1,4 +1,4 @@
-"""Entry: one thing that a training computed, as a fingerprint, and the first in which two runs differ."""
+"""Record the results of a training as fingerprints, and find the first result in which two runs differ."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 BUILD, BATCH, FORWARD, BACKWARD, OPTIMIZER = "build", "batch", "forward", "backward", "optimizer"
-"""Directions: what the training is doing. Building comes before the first step and is of step 0."""
+"""Directions: the phases of a training. `build` comes before the first step and has step 0."""
 
 
 class Entry(NamedTuple):
-    """What was computed: training step, direction, module (or parameter, or nothing), operation, fingerprint."""
+    """A computed result: training step, direction, module (or parameter, or empty), operation and fingerprint."""
 
     step: int
     direction: str
@@ -27,14 +27,14 @@ class Entry(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """`aten.mm in layers.0.attention, forward, step 1`."""
+        """Describe the entry, for example `aten.mm in layers.0.attention, forward, step 1`."""
         inside = f" in {self.module}" if self.module else ""
         when = f"step {self.step}" if self.step else "before the first step"
         return f"{self.operation}{inside}, {self.direction}, {when}"
 
 
 class Difference(NamedTuple):
-    """Where two runs part: the first entry, of each run, that is not as that of the other; None after a run's end."""
+    """The first entry in which two runs differ, from each run; None if that run has already ended."""
 
     number: int
     first: Entry | None
@@ -42,12 +42,12 @@ class Difference(NamedTuple):
 
     @property
     def same_work(self) -> bool:
-        """Whether both did the same there, with another result. Else they went different ways."""
+        """Whether both runs executed the same operation there, with different results."""
         return self.first is not None and self.second is not None and self.first.location == self.second.location
 
 
 def first_difference(first: Iterable[Entry], second: Iterable[Entry]) -> Difference | None:
-    """None where the two runs are the same."""
+    """Return the first difference of two runs, or None if they are equal."""
     for number, (entry, other) in enumerate(zip_longest(first, second)):
         if entry != other:
             return Difference(number, entry, other)
@@ -55,13 +55,13 @@ def first_difference(first: Iterable[Entry], second: Iterable[Entry]) -> Differe
 
 
 def written(entries: Iterable[Entry]) -> Iterator[str]:
-    """As lines of JSON."""
+    """Yield the entries as lines of JSON."""
     for entry in entries:
         yield json.dumps(entry) + "\n"
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """What was written to a file."""
+    """Yield the entries of a file."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             yield Entry(*json.loads(line))

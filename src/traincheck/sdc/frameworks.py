@@ -1,6 +1,6 @@
-"""Frameworks: what can execute a training that is looked at, and what has to be there for it.
+"""Choose the framework that executes a training, torch or XLA, and check that it is installed.
 
-Knows nothing of either of them, so that a wrong option is told before anything is imported.
+Imports neither of them, so that a wrong option is reported at once.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincheck.errors import BadOption
-from traincheck.sdc.environment import needs_jax, needs_torch
+from traincheck.sdc.environment import require_jax, require_torch
 from traincheck.sdc.faults.fault import COMMUNICATION, SITES, Fault
 from traincheck.sdc.workload.sizes import BUILT_IN
 
@@ -17,20 +17,20 @@ FRAMEWORKS = (TORCH, XLA)
 
 
 def framework_of(named: str, command: str) -> str:
-    """The framework of this name. Raises BadOption, and MissingExtra where its packages are not installed.
+    """Return the framework of this name. `command` is named in the error message.
 
-    `what` is the command that asks, for the message.
+    Raises BadOption, and MissingExtra if its packages are not installed.
     """
     if named not in FRAMEWORKS:
         raise BadOption("--framework", named, f"one of {', '.join(FRAMEWORKS)}")
-    needs_torch(command)  # for both: with XLA, too, it draws what a training begins with and compares what came out
+    require_torch(command)  # for both: with XLA, too, it draws what a training begins with and compares what came out
     if named == XLA:
-        needs_jax(f"{command} --framework xla")
+        require_jax(f"{command} --framework xla")
     return named
 
 
-def must_be_executable(framework: str, workload: str, faults: Sequence[Fault] = (), tensor_parallel: int = 1) -> None:
-    """Raises BadOption for a workload or a fault that this framework has not, and for a model that it cannot split."""
+def check_executable(framework: str, workload: str, faults: Sequence[Fault] = (), tensor_parallel: int = 1) -> None:
+    """Raise BadOption for a workload, fault or split that the framework does not support."""
     if framework != XLA:
         return
     if tensor_parallel != 1:

@@ -1,4 +1,4 @@
-"""Beginning: a process settled for a framework, and how a training begins in it."""
+"""Prepare a process for a framework and load the training that it executes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from traincheck.sdc.determinism import settle
+from traincheck.sdc.determinism import make_deterministic
 from traincheck.sdc.frameworks import XLA
 from traincheck.sdc.screening.devices import device_of, software
 from traincheck.sdc.study.host import Host
@@ -18,8 +18,11 @@ from traincheck.sdc.workload.workload import Workload, load_workload
 
 
 class Beginning(NamedTuple):
-    """What begins a training, each time anew; what its bits depend on besides; the settings that were made; with torch
-    the workload."""
+    """A prepared process.
+
+    `begin` creates a new training at each call. `software` lists the versions and hardware that results depend on.
+    `settings` lists the settings of this process. `workload` is None except with torch.
+    """
 
     begin: Callable[[], Training]
     software: dict[str, str]
@@ -28,7 +31,7 @@ class Beginning(NamedTuple):
 
 
 def prepare(framework: str, workload: str, seed: int, device: str, threads: int, host: Host | None = None) -> Beginning:
-    """Settle this process and load a workload by its name, of a host of several ranks the part that this one executes.
+    """Make this process deterministic and load a workload by name; with several ranks, the part of this rank.
 
     Raises BadOption and WorkloadUnusable.
     """
@@ -36,15 +39,15 @@ def prepare(framework: str, workload: str, seed: int, device: str, threads: int,
         from traincheck.sdc.xla.process_setup import prepare_xla  # here, for it needs jax
 
         return Beginning(*prepare_xla(workload, seed, device, threads))
-    settings = settle(seed, threads)
+    settings = make_deterministic(seed, threads)
     own = _own(device_of(device), host.rank if host is not None else 0)
     loaded = load_workload(workload, seed, own, host)
-    settle(seed, threads)  # again: what was imported may have drawn, or have brought numpy with it
+    make_deterministic(seed, threads)  # again: what was imported may have drawn, or have brought numpy with it
     return Beginning(functools.partial(TorchTraining, loaded), software(own), settings, loaded)
 
 
 def _own(device: torch.device, rank: int) -> torch.device:
-    """The accelerator of this rank of its host, where none is named: as a launcher says, or one after the other."""
+    """Return the accelerator of this rank unless the user named one: as the launcher assigns it, else by rank."""
     if device.type == "cpu" or device.index is not None:
         return device
     if "LOCAL_RANK" in os.environ:

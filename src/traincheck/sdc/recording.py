@@ -1,15 +1,15 @@
-"""Recording: executes a workload and tells the fingerprint of all that it computes, operation by operation, in order.
+"""Execute a workload and record the fingerprint of every result, operation by operation.
 
 Note [Operations and modules]
-Every operation that torch dispatches is an entry, so that a difference is named by the first one that has it. Views
-compute nothing, and what is only allocated holds what was there before: both are left out. What a module returns is an
-entry of its own: a value may go astray between two operations, where a fault is injected, say. The module of an
-operation in the backward is that in whose forward its node was made: nodes are numbered in the order in which they are
-made. The training computes the same bits as it does unrecorded.
+Each operation that torch dispatches is an entry, so that a difference is reported at the first operation that has it.
+Views compute nothing, and allocations return old memory contents: both are skipped. The output of a module is an entry
+of its own, because a value can change between two operations (an injected fault does that). An operation in the
+backward belongs to the module whose forward created its graph node: torch numbers nodes in order of creation. Recording
+does not change the bits of the training.
 
-Where operations are not asked for, what each module returns is an entry, and the gradients of what it was given. For
-these each call of a module is given views of its own, by which sums of gradients are grouped otherwise than in an
-unrecorded training: the same each time, but not the same as there.
+Without `operations`, the entries are the outputs of modules and the gradients of their inputs. For these gradients each
+module call receives its own views, which changes the order in which gradients are summed. The results repeat exactly
+between recorded runs, but can differ from those of an unrecorded run.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from traincheck.sdc.workload.workload import Workload
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 ALLOCATES = ("empty", "new_empty", "resize")
-"""How the names of operations begin that only get memory."""
+"""Prefixes of the names of operations that only allocate memory."""
 RESERVES = "_"
-"""How the names of internal operations begin; besides their result they return what is kept for the backward, not all
-of which is always filled."""
+"""Prefix of the names of internal operations. After their result they return buffers for the backward, which may be
+only partly filled."""
 
 
 class _Nodes:
-    """Which module made the nodes of the graph, by their numbers."""
+    """Maps graph nodes to the modules that created them, by node number."""
 
     def __init__(self) -> None:
         self._begins: list[int] = [0]
@@ -49,13 +49,13 @@ class _Nodes:
         self._running = getattr(torch._C, "_current_autograd_node", None)
 
     def now(self, module: str) -> None:
-        """From here on nodes are made by this module."""
+        """Assign the nodes that are created from now on to `module`."""
         if self._next is not None:
             self._begins.append(self._next())
             self._modules.append(module)
 
     def module(self) -> str:
-        """That of the node that is running."""
+        """Return the module of the graph node that is being executed."""
         node = self._running() if self._running is not None else None
         if node is None:
             return ""
@@ -68,7 +68,7 @@ class _Nodes:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Hands an `Entry` of all that is computed while it is entered to `emit`."""
+    """Passes an `Entry` for each result to `emit` while the context is active."""
 
     def __init__(self, emit: Callable[[Entry], object], operations: bool = True) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._nodes = _Nodes()
 
     def stage(self, direction: str, step: int | None = None) -> None:
-        """What is computed from here on."""
+        """Set the direction, and the step, of the results that follow."""
         self.direction = direction
         self.step = self.step if step is None else step
         if direction == FORWARD:
             self._nodes.clear()
 
     def add(self, module: str, operation: str, values: Iterable[Any]) -> None:
-        """An entry of these values."""
+        """Emit an entry with the fingerprint of these values."""
         self._emit(Entry(self.step, self.direction, module, operation, _fingerprint(values)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     @contextmanager
     def modules(self, model: torch.nn.Module) -> Iterator[None]:
-        """Know which module is running, and record what each returns and the gradients of what it was given."""
+        """Track the running module; record the outputs of modules and the gradients of their inputs."""
         with ExitStack() as undo:
             live = [True]
             undo.callback(live.clear)
@@ -141,7 +141,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _computed(func: Any, args: Any, kwargs: Any, result: Any) -> list[Any]:
-    """What an operation computed: what it returns, and what it wrote into."""
+    """Return the values that an operation computed: its results, or the tensors that it wrote in place."""
     name = func.overloadpacket.__name__
     if name.startswith(ALLOCATES) or getattr(func, "is_view", False):
         return []
@@ -169,9 +169,9 @@ def record(
     operations: bool = True,
     prepared: Callable[[torch.nn.Module, torch.optim.Optimizer], Any] | None = None,
 ) -> None:
-    """Train for so many steps and hand all that is computed to `emit`; without `operations` only what modules say.
+    """Train for `steps` steps and emit all results; without `operations`, only those of modules.
 
-    `prepared` is called with model and optimizer before the first step, and what it returns is closed after the last.
+    `prepared` is called with model and optimizer before the first step; its result is closed after the last one.
     """
     recorder = Recorder(emit, operations)
     with ExitStack() as stack:
@@ -215,7 +215,7 @@ def record_submodules(
     emit: Callable[[Entry], object],
     progress: Callable[[int], object] = lambda step: None,
 ) -> None:
-    """The same of a training that no operation can be seen of: what its submodules compute, gradients, parameters."""
+    """Record a training whose operations are not visible: outputs of submodules, gradients and parameters."""
     step, direction = 0, BUILD
 
     def emit_entry(module: str, operation: str, *values: Any) -> None:

@@ -1,5 +1,4 @@
-"""Worker: a child process that does a job (`worker_processes.py`): records a run for the doctor, or is one side of a
-study."""
+"""Run one job in a child process: record a run for the doctor, or execute one side of a study."""
 
 from __future__ import annotations
 
@@ -11,32 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from traincheck.errors import TrainCheckError
-from traincheck.sdc.determinism import undetermined
+from traincheck.sdc.determinism import nondeterministic_operations
 from traincheck.sdc.fingerprint_log import Entry, written
 from traincheck.sdc.process_setup import prepare
 from traincheck.sdc.recording import record, record_submodules
 from traincheck.sdc.study.plan import read_plan
 from traincheck.sdc.worker_processes import DONE, FAILED, MESSAGE_PREFIX, PROGRESS
-from traincheck.sdc.workload.workload import blamed
+from traincheck.sdc.workload.workload import workload_errors
 
 
 def send(message: Mapping[str, Any]) -> None:
-    """To the parent."""
+    """Send a message to the parent process."""
     # In one piece, and past what the workload has made of sys.stdout.
     sys.stdout.flush()
     os.write(1, f"{MESSAGE_PREFIX}{json.dumps(message)}\n".encode())
 
 
 def progress(phase: str, done: int, total: int) -> None:
-    """Say how far it is."""
+    """Report the progress of the job to the parent process."""
     send({PROGRESS: [phase, done, total]})
 
 
 def record_run(job: Mapping[str, Any]) -> None:
-    """Execute a workload and write what it computed, with the settings, beside each other."""
+    """Execute a workload; write its results to one file and its settings to another."""
     total = job["steps"]
     prepared = prepare(*(job[name] for name in ("framework", "workload", "seed", "device", "threads")))
-    with Path(job["entries"]).open("w", encoding="utf-8") as file, undetermined() as names:
+    with Path(job["entries"]).open("w", encoding="utf-8") as file, nondeterministic_operations() as names:
 
         def emit(entry: Entry) -> None:
             file.writelines(written([entry]))
@@ -52,7 +51,7 @@ def record_run(job: Mapping[str, Any]) -> None:
 
 
 def study_side(job: Mapping[str, Any]) -> None:
-    """Be one of the two workers of a study on this machine; the trusted one writes what was found."""
+    """Execute one side of a study on this machine; the trusted side writes the results."""
     from traincheck.sdc.study.worker_side import execute_side
 
     study = execute_side(read_plan(job["plan"]), job["rank"], progress, f"file://{job['store']}")
@@ -64,10 +63,10 @@ TASKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"record": record_run, "
 
 
 def main(file: str) -> int:
-    """Do the job that stands in a file; 0, or 1 when it failed."""
+    """Run the job described in a file; return 0, or 1 if it failed."""
     job = json.loads(Path(file).read_text(encoding="utf-8"))
     try:
-        with blamed(job.get("workload") or job["plan"]["workload"]):
+        with workload_errors(job.get("workload") or job["plan"]["workload"]):
             TASKS[job["task"]](job)
     except TrainCheckError as error:
         send({FAILED: [type(error).__name__, str(error)]})

@@ -1,7 +1,7 @@
-"""Children: the processes that do the work of a command, and what they say while they do it.
+"""Start the child processes of a command and collect their progress, output and errors.
 
-A child is `python -m traincheck.sdc.worker JOB`, JOB being a file of JSON. It says how far it is by lines on its stdout
-that begin with `SAYS`; all others are the workload's own, and are passed on. Knows nothing of torch.
+A child is `python -m traincheck.sdc.worker JOB`, where JOB is a JSON file. Lines of its stdout that begin with
+`MESSAGE_PREFIX` are messages; all other lines are output of the workload and are passed on. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MESSAGE_PREFIX = "@traincheck "
 PROGRESS, FAILED, DONE = "progress", "failed", "done"
 
 STDERR_LINES = 5
-"""Lines of the stderr of a child that are told when it failed without saying why."""
+"""Lines of stderr to report for a child that failed without an error message."""
 GRACE_SECONDS = 60.0
-"""Seconds that children have to end when one has failed, or when they were asked to stop: a step may take long."""
+"""Seconds that children have to end after one has failed or was asked to stop: a step may take long."""
 
 
 class Job(NamedTuple):
-    """The name of a child, for messages, and what it is to do."""
+    """The name of a child, for messages, and its settings."""
 
     name: str
     settings: Mapping[str, Any]
@@ -84,11 +84,11 @@ def run_children(
     on_output: Callable[[str], object],
     stoppable: bool = False,
 ) -> None:
-    """Start a child for each job and wait for them; `said` is given what the workload itself prints.
+    """Start a child for each job and wait for all of them; `on_output` receives the output of the workload.
 
-    Raises what the first child to fail raised, and WorkerFailed for one that ended in another way; the others are ended
-    then. On Ctrl-C the first child is asked to stop, where they are `stoppable` and at work, and ends them all in its
-    own time; a second one ends them at once, and is raised.
+    Raises the error of the first child that failed, or WorkerFailed if it ended without one; the other children are
+    then killed. On Ctrl-C, `stoppable` children that are at work are stopped through the first one, after its step. A
+    second Ctrl-C kills all children and raises KeyboardInterrupt.
     """
     lines: queue.SimpleQueue[tuple[_Child, str, str]] = queue.SimpleQueue()
     children: list[_Child] = []
@@ -114,7 +114,7 @@ def run_children(
 
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Ctrl-C comes after the block: a process that is just being started would be left behind."""
+    """Delay Ctrl-C until the block ends, so that no process that is being started is left running."""
     if threading.current_thread() is not threading.main_thread():  # it never comes there
         yield
         return
@@ -134,7 +134,7 @@ def _listen(
     progress: Callable[[str, int, int], object],
     on_output: Callable[[str], object],
 ) -> None:
-    """Until all have ended, or one has failed and the others had time to say why."""
+    """Handle messages until all children have ended, or until one has failed and its error is known."""
     failed_at = 0.0
     failures: list[_Child] = []
     """Those that said that they failed, the first one first."""

@@ -1,1 +1,1 @@
-"""Events at rest: what processes observed, as files in a run folder."""
+"""Store recorded events in a run folder, and read them back."""

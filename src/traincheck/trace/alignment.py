@@ -1,18 +1,17 @@
-"""Alignment: which windows of several ranks tell of the same part of the run.
+"""Match the windows of several ranks that cover the same part of the run.
 
 Note [In step]
-Windows are put side by side by their place in the run: training step, stage, occurrence. Where a rank trains alone for
-a while (the first pretrains what all then share), its steps are ahead of the others'. What tells so are the calls that
-all ranks make together: a rank that makes none in a step in which others do, nor makes up for it in the next one, is
-alone, and its steps are left out up to the one in which it joins the others. Where windows differ only in which of them
-a call fell into (behind an evaluation of one rank alone), they are left out until the counts agree again.
+Windows are matched by their position in the run: training step, stage, occurrence. A rank may train alone for a while
+(for example, to pretrain what all ranks share). Its step numbers are then ahead of the others'. Collective calls of all
+ranks reveal this. A rank is alone if it makes no such call in a step in which others do, and does not catch up in the
+next step. Its steps are skipped up to the one in which it joins the others. If windows differ only in which of them
+contains a call (behind an evaluation of one rank alone), they are skipped until the counts agree again.
 
-Note [Windows that are missing]
-Not all windows need be there: some were dropped, some steps were not watched, on some ranks more than on others. What
-was called in them is not known. So nothing follows from how many calls were made up to a window behind a gap; a rank is
-taken to be alone only where two steps are known as a whole, and where one that was alone joins the others behind a gap,
-it is not known in which step, and no more is compared. Counts that differ are believed where the step is known with all
-that follows it up to the next.
+Note [Missing windows]
+Windows can be missing: dropped, or in steps that were not observed, more of them on some ranks than on others. Their
+calls are unknown. The number of calls before a window behind a gap therefore proves nothing. A rank counts as alone
+only if two steps are known completely. If a rank that was alone joins the others behind a gap, its step is unknown, and
+the comparison ends. Different counts are trusted only if the step, and everything up to the next one, is known.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from traincheck.vocab.collectives import COLLECTIVES, group_of
 from traincheck.vocab.events import EVAL, STAGES, TRAIN, Window
 
 Position = tuple[int, int, int]
-"""Step, number of the stage in the order of `STAGES`, occurrence of the stage in the step."""
+"""Step, index of the stage in `STAGES`, occurrence of the stage in the step."""
 
 
 def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ...]]:
-    """The windows of all ranks that have the same place in the run, in lock step: one of each rank, in their order.
+    """Yield the windows of all ranks that have the same position in the run, one of each rank, in the order of ranks.
 
-    `windows_of` holds the windows of one process of each rank. Two windows have the same place when they are the same
-    occurrence of the same stage in the same training step, see Note [In step]; clocks say nothing. A window that has no
-    partner on each of the other ranks is left out, as are evaluations behind dropped windows: how many there were
-    before is not known. Of each rank the windows of two steps are held at the most, for within a process places come in
+    `windows_of` holds the windows of one process of each rank. Two windows have the same position if they are the same
+    occurrence of the same stage in the same training step, see Note [In step]; clocks are not used. A window without a
+    partner on every other rank is skipped. Evaluations behind dropped windows are skipped, too: the number of earlier
+    evaluations is unknown. At most two steps of each rank are held in memory, because positions within a process are in
     order: a step is trained, then evaluated, and its number never falls.
 
-    Known limitations: evaluations of one step are told apart by their number. Where a rank evaluates alone before all
-    ranks do, in the same step, its first is taken for the first of the others.
+    Known limitations: evaluations of a step are distinguished by their number. If a rank evaluates alone before all
+    ranks do, in the same step, its first evaluation is matched with the others' first.
     """
     ranks = [_Rank(windows) for windows in windows_of]
     while ranks and all(rank.head for rank in ranks):
@@ -68,7 +67,7 @@ def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ..
 
 @functools.cache
 def _sources_to_align() -> frozenset[str]:
-    """The sources without which nobody knows which windows of several ranks belong together."""
+    """Return the sources without which windows of several ranks cannot be matched."""
     declarations = plugins.load(plugins.SOURCE_GROUP, plugins.SOURCES)
     return frozenset(
         name for name, declaration in declarations.items() if declaration.required or declaration.aligns_ranks
@@ -76,7 +75,7 @@ def _sources_to_align() -> frozenset[str]:
 
 
 class _Head(NamedTuple):
-    """A window with its place in its own process, and how many calls all ranks made together in it."""
+    """A window with its position in its process, and the number of collective calls of all ranks in it."""
 
     position: Position
     window: Window
@@ -85,8 +84,11 @@ class _Head(NamedTuple):
 
 
 class _Rank:
-    """The windows of one rank. `ahead` is by how many steps it is ahead of the others; `owed` counts the calls that all
-    ranks made together in windows that were left out since it was in step with them."""
+    """The windows of one rank.
+
+    `ahead` is the number of steps by which it is ahead of the others. `owed` counts collective calls of all ranks in
+    the windows that were skipped since the ranks were last in step.
+    """
 
     def __init__(self, windows: Iterable[Window]) -> None:
         # Where collectives are not told, nobody knows which windows of the others these go with.
@@ -100,7 +102,7 @@ class _Rank:
 
     @property
     def head(self) -> _Head | None:
-        """The next window, None where there is none."""
+        """The next window, or None."""
         if self._lost:
             return None
         if not self._heads:
@@ -109,12 +111,12 @@ class _Rank:
 
     @property
     def missed(self) -> bool:
-        """Whether windows are missing since the last that was taken."""
+        """Whether windows are missing since the last one taken."""
         return self._missed or self._next.gap
 
     @property
     def position(self) -> Position:
-        """The place of the next window among those of the others."""
+        """The position of the next window, in the step numbers of the other ranks."""
         step, stage, occurrence = self._next.position
         return step - self.ahead, stage, occurrence
 
@@ -127,11 +129,11 @@ class _Rank:
 
     @property
     def together(self) -> int:
-        """How many calls all ranks made together in the next window."""
+        """The number of collective calls of all ranks in the next window."""
         return self._next.together
 
     def within(self, steps: int) -> tuple[int, bool]:
-        """How many they made from here to the end of so many steps, and whether all windows until then are there."""
+        """Return the number of collective calls in the next `steps` steps, and whether all windows are present."""
         last = self._next.position[0] + steps - 1
         while self._heads[-1].position[0] <= last:
             if not self._read():
@@ -143,7 +145,7 @@ class _Rank:
         return self.owed + sum(head.together for head in inside), complete
 
     def _read(self) -> bool:
-        """Read another window; whether there is one."""
+        """Read another window; return whether there is one."""
         head = next(self._stream, None)
         if head is not None:
             self._heads.append(head)
@@ -151,20 +153,21 @@ class _Rank:
         return head is not None
 
     def drop(self) -> None:
-        """Leave the next window out."""
+        """Skip the next window."""
         head = self._heads.popleft()
         self.owed += head.together
         self._missed = self._missed or head.gap
 
     def take(self) -> Window:
-        """The next window; from the one behind it on the ranks are in step."""
+        """Return the next window; from the following one on, the ranks are in step."""
         self.owed, self._missed = 0, False
         return self._heads.popleft().window
 
     def skip_to_others(self, step: int, calls: int) -> None:
-        """Leave out the windows up to the one in which it joins the others, which are in `step`, with so many calls.
+        """Skip the windows up to the one that joins the others, which are in `step`, with `calls` collective calls.
 
-        One with more of them is where its own next step begins as well: it joins the first step of those in set-up.
+        A window with more calls also contains the start of this rank's next step: it joins the others' first step in
+        set-up.
         """
         while self.head is not None and not self.together:
             self.drop()
@@ -174,7 +177,7 @@ class _Rank:
 
 
 def _alone(ranks: Sequence[_Rank]) -> list[_Rank]:
-    """The ranks that are by themselves in their next windows, see Note [In step]."""
+    """Return the ranks that train alone in their next windows, see Note [In step]."""
     lone = [rank for rank in ranks if not rank.together]
     if not lone or len(lone) == len(ranks):
         return []
@@ -186,7 +189,7 @@ def _alone(ranks: Sequence[_Rank]) -> list[_Rank]:
 
 
 def _elsewhere(ranks: Sequence[_Rank]) -> bool:
-    """Whether the next windows differ only in which of them a call fell into, as far as it is known."""
+    """Whether the next windows differ only in which of them contains a call, as far as is known."""
     if len({rank.together for rank in ranks}) == 1:
         return False
     one_step, two_steps = ([rank.within(steps) for rank in ranks] for steps in (1, 2))
@@ -206,7 +209,7 @@ def _counted(windows: Iterable[Window]) -> Iterator[_Head]:
 
 
 def _with_positions(windows: Iterable[Window]) -> Iterator[tuple[Position, Window]]:
-    """The windows of one process, each with its place; those whose place is doubtful are left out."""
+    """Yield the windows of one process with their positions; windows with an uncertain position are skipped."""
     seen: Counter[str] = Counter()
     step = following = 0
     doubtful = False

@@ -1,9 +1,9 @@
-"""Columns: how windows become the columns of an event file, quickly, for it happens while training goes on.
+"""Turn windows into the columns of an event file, fast enough to run during training.
 
-Note [Beside the training]: windows are turned into columns by a background thread that shares Python's lock with the
-training. So whole columns are handled by one call into C each, which holds the lock for about a millisecond in a window
-of 1,800 events; compressing and writing takes as long again and does not hold it. Only values of readings and the facts
-of tensors whose values were read are taken apart one by one: readings are few, and reading a value costs far more.
+Note [Columns during training]: a background thread converts windows to columns, and shares Python's lock with the training.
+Each column is therefore converted by one call into C, which holds the lock for about a millisecond in a window of 1,800
+events. Compression and writing take as long again and do not hold the lock. Only values of readings and facts of
+tensors with values are handled individually: readings are few, and reading a value costs far more.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from traincheck.vocab.facts import Facts
 
 ENTRIES_KEPT = 1 << 12
 MOST_WINDOWS = 8
-"""A dictionary that has outgrown the former, and that many times what the first window in it needed, starts anew. So a
-job that runs for weeks with ever new values (a loss that was asked for its value) needs bounded memory and time: a
-dictionary that grows is copied as a whole. The names of a large model, which come in every window, are seldom told
-again."""
+"""A dictionary is reset if it has more than `ENTRIES_KEPT` entries and this many times those of its first window.
+
+Long jobs with ever new values (a loss that is read in each step) therefore need bounded memory and time: a dictionary
+that grows is copied as a whole. The names of a large model occur in each window and are seldom written again.
+"""
 
 
 class Columns:
-    """Turns the windows of one file into columns; a code keeps its meaning until its dictionary starts anew."""
+    """Turns the windows of one file into columns; a code keeps its meaning until its dictionary is reset."""
 
     def __init__(self) -> None:
         self._events = texts(EVENTS)
@@ -43,7 +44,7 @@ class Columns:
         self._context, self._args, self._result = (FactTexts(str) for _ in range(3))
 
     def of(self, window: Window) -> list[pa.Array]:
-        """The columns of `window`, in the order of the schema."""
+        """Return the columns of `window`, in the order of the schema."""
         call = _turned(Call._fields, window.calls)
         change = _turned(Change._fields, window.changes)
         reading = _turned(Reading._fields, window.readings)
@@ -106,17 +107,17 @@ def _event_codes(lengths: Iterable[int]) -> pa.Array:
 
 
 def _unzipped(width: int, rows: Iterable[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-    """The values of each of `width` places over all rows."""
+    """Return the values of each of `width` positions over all rows."""
     return tuple(zip(*rows, strict=True)) or ((),) * width
 
 
 def _turned(fields: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    """The values of each field over all rows."""
+    """Return the values of each field over all rows."""
     return dict(zip(fields, zip(*rows, strict=True) if rows else [()] * len(fields), strict=True))
 
 
 class Rows:
-    """Rows `start` to `stop` of a window of `total` rows: all that some columns have a value in."""
+    """Rows `start` to `stop` of a window of `total` rows: the rows in which some columns have values."""
 
     def __init__(self, start: int, stop: int, total: int) -> None:
         self.bounds = (start, stop, total)
@@ -124,37 +125,37 @@ class Rows:
         self._validity = None if stop - start == total else pa.py_buffer(bits.to_bytes((total + 7) // 8, "little"))
 
     def int64(self, values: Iterable[int]) -> pa.Array:
-        """A column with `values` in these rows and null elsewhere."""
+        """Return a column with `values` in these rows and null elsewhere."""
         return self._numbers(pa.int64(), "q", values, self._validity)
 
     def int32(self, values: Iterable[int]) -> pa.Array:
-        """As `int64`, in half the space."""
+        """Like `int64`, in half the space."""
         return self._numbers(pa.int32(), "i", values, self._validity)
 
     def uint64(self, values: Sequence[int | None]) -> pa.Array:
-        """As `int64`, for numbers of which some are None."""
+        """Like `int64`, for numbers of which some are None."""
         return self._numbers(pa.uint64(), "Q", *self._filled(values))
 
     def float64(self, values: Sequence[float | None]) -> pa.Array:
-        """As `uint64`."""
+        """Like `uint64`, for floats."""
         return self._numbers(pa.float64(), "d", *self._filled(values))
 
     def codes(self, values: Sequence[int | None]) -> pa.Array:
-        """As `uint64`, in half the space."""
+        """Like `uint64`, in half the space."""
         return self._numbers(pa.int32(), "i", *self._filled(values))
 
     def bits(self, values: Iterable[bool]) -> pa.Array:
-        """A column with truth values in these rows and null elsewhere."""
+        """Return a column with truth values in these rows and null elsewhere."""
         return pa.Array.from_buffers(pa.bool_(), self.bounds[2], [self._validity, self._packed(values)])
 
     def _filled(self, values: Sequence[Any]) -> tuple[Iterable[Any], pa.Buffer | None]:
-        """The values with something for each None, and which of the rows have one."""
+        """Replace None by 0; return the values, and the bitmap of rows that have a value."""
         if None not in values:
             return values, self._validity
         return [0 if value is None else value for value in values], self._packed(value is not None for value in values)
 
     def _packed(self, flags: Iterable[bool]) -> pa.Buffer:
-        """A bit for each of all rows; 0 in those that are not these."""
+        """Return a bit for each row of the window; 0 outside these rows."""
         start, _, total = self.bounds
         bits = int("".join(["1" if flag else "0" for flag in flags])[::-1] or "0", 2) << start
         return pa.py_buffer(bits.to_bytes((total + 7) // 8, "little"))
@@ -168,10 +169,10 @@ class Rows:
 
 
 def texts(values: Sequence[str]) -> pa.Array:
-    """An array of these texts.
+    """Return an array of these texts.
 
-    (`pa.array` asks whether it was given something of pandas, and for that imports pandas where it is installed: half a
-    second of the processor in each program that has no use for it.)
+    `pa.array` checks its argument for pandas objects and imports pandas if it is installed. That would cost half a
+    second of CPU time in programs without pandas.
     """
     encoded = [value.encode() for value in values]
     ends = struct.pack(f"={len(encoded) + 1}i", 0, *accumulate(map(len, encoded)))
@@ -179,10 +180,11 @@ def texts(values: Sequence[str]) -> pa.Array:
 
 
 class Texts(dict[Any, int]):
-    """The dictionary of one column: the code of each value, given at first sight, and the texts that codes stand for.
+    """The dictionary of one column: the code of each value, assigned at its first occurrence, and the texts of the
+    codes.
 
-    Two ways of being fast: looking up a value that is known runs no Python code, and a window that has the same values
-    in the same rows as the one before, as training steps mostly do, gets the same column.
+    It is fast in two ways. Looking up a known value runs no Python code. A window with the same values in the same rows
+    as the previous one, as most training steps have, reuses the column.
     """
 
     def __init__(self, to_text: Callable[[Any], str] = valid) -> None:
@@ -205,7 +207,7 @@ class Texts(dict[Any, int]):
         return code
 
     def column(self, rows: Rows, values: tuple[Any, ...]) -> pa.DictionaryArray:
-        """A column with `values` in these rows and null elsewhere."""
+        """Return a column with `values` in these rows and null elsewhere."""
         if self._column is None or rows.bounds != self._last_bounds or not self._same(values):
             if len(self) > self._most:
                 self._begin()
@@ -232,8 +234,8 @@ class Texts(dict[Any, int]):
 class FactTexts(Texts):
     """The dictionary of a column of facts.
 
-    The code belongs to the text, not to the tuple: (("n", 1),) and (("n", True),) are equal and yet two things. Equal
-    circumstances are mostly one object, so that few tuples of a window have to be told.
+    A code belongs to the text, not to the tuple: (("n", 1),) and (("n", True),) are equal but have different texts.
+    Equal facts are mostly one object, so few tuples of a window need to be converted.
     """
 
     def _begin(self) -> None:
@@ -254,7 +256,7 @@ class FactTexts(Texts):
 
 
 class TextsOfSome(Texts):
-    """The dictionary of a column in which some of the values are None: these rows are null."""
+    """The dictionary of a column with None values, which become null."""
 
     def _column_of_codes(self, rows: Rows, values: tuple[str | None, ...]) -> pa.Array:
         return rows.codes([None if value is None else self[value] for value in values])

@@ -31,18 +31,18 @@ PATIENCE = 10.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is asked for once: `number` says how often it was, `steps` for how many steps it is meant."""
+    """A request that takes effect once: `number` counts the requests, `steps` is the number of steps it covers."""
 
     number: int = 0
     steps: int = 0
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """What control.json says; a field that is None leaves it as the run was started.
+    """The contents of control.json; None keeps the setting with which the run was started.
 
-    `sample` and `budget` (a share of the time, 0 for none) say which steps are watched, `muted` has the reason for each
-    rule (by id) that is not judged, `off` the sources that are switched off. `findings` are findings of severity error
-    about several ranks together, told by the process that compares them.
+    `sample` and `budget` (a share of the time, 0 for none) select the steps to observe. `muted` holds a reason for each
+    rule (by id) that is not checked. `off` lists the disabled sources. `findings` are errors about several ranks
+    together, reported by the process that compares ranks.
     """
 
     format: int = FORMAT
@@ -58,11 +58,12 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What controlled-RANK-PROCESS.json says: that its process has done what was asked up to `serial`, from `step` on.
+    """The contents of controlled-RANK-PROCESS.json: the process has carried out the requests up to `serial`, from
+    `step` on.
 
-    `waiting` says what it still waits for, `declined` what it could not do, and why. `training` is False for a process
-    in which nothing was trained so far: what is asked holds from its first step on. `full` are the steps that were
-    recorded in full (the first and the last of each time), `snapshots` the files that were written.
+    `waiting` says which request is pending, `declined` which requests were refused, and why. `training` is False for a
+    process that has not trained yet: requests take effect with its first step. `full` lists steps that were recorded in
+    full (first and last of each range), `snapshots` the files that were written.
     """
 
     format: int = FORMAT
@@ -80,16 +81,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_control(folder: Path) -> Control:
-    """What is asked of the run in `folder`. Raises TraceUnreadable, TraceTooNew and TraceOutOfReach."""
+    """Return the requests to the run in `folder`. Raises TraceUnreadable, TraceTooNew and TraceOutOfReach."""
     file = folder / CONTROL
     return from_json(file, Control) if file.exists() else Control()
 
 
 def change_control(folder: Path, change: Callable[[Control], Control]) -> Control:
-    """Have `change` make the new state out of the present one, and write it; the state as it is now.
+    """Replace the control state by `change(state)` and return the new state.
 
-    Of two that change at one moment one waits. The serial grows only where something differs. Raises OutputError, and
-    what `read_control` and `change` raise.
+    Concurrent changes wait for each other. The serial grows only if the state differs. Raises OutputError, and the
+    errors of `read_control` and `change`.
     """
     with _locked(folder / LOCK):
         before = read_control(folder)
@@ -101,28 +102,29 @@ def change_control(folder: Path, change: Callable[[Control], Control]) -> Contro
 
 
 def stopped(control: Control, because: StopAsked) -> Control:
-    """With a stop asked for; the first reason stays."""
+    """Return the state with a stop request; an earlier request stays."""
     return control if control.stop is not None else msgspec.structs.replace(control, stop=because)
 
 
 MOST_FINDINGS = 50
-"""Findings that are told on: what is wrong is known by then."""
+"""Number of findings to pass on; more would add nothing."""
 
 
 def add_finding(control: Control, finding: Finding) -> Control:
-    """With another finding about several ranks."""
+    """Return the state with another finding about several ranks."""
     return msgspec.structs.replace(control, findings=(*control.findings, finding)[:MOST_FINDINGS])
 
 
 class ControlFile:
-    """Looks at control.json again only when it was replaced."""
+    """Reads control.json again only after it was replaced."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: tuple[int, int, int] | None = None
 
     def news(self) -> Control | None:
-        """What it says, None where that is as it was. Raises what `read_control` raises, once for each replacement."""
+        """Return the control state if it has changed, else None. Raises the errors of `read_control` once per
+        replacement."""
         try:
             status = (self._folder / CONTROL).stat()
         except OSError:
@@ -135,18 +137,18 @@ class ControlFile:
 
 
 def write_answer(folder: Path, answer: Answer) -> None:
-    """Put the answer of a process in place of the one before. Raises OutputError."""
+    """Replace the answer of a process. Raises OutputError."""
     replace_whole(_answer_file(folder, answer.rank, answer.process), to_json(answer))
 
 
 def withdraw_answer(folder: Path, rank: int, process: int) -> None:
-    """Take back an answer that was written before the process knew its rank."""
+    """Remove an answer that was written before the process knew its rank."""
     with contextlib.suppress(OSError):
         _answer_file(folder, rank, process).unlink()
 
 
 def read_answers(folder: Path) -> list[Answer]:
-    """The answers of all processes, by rank, then by process. Raises what `read_control` raises."""
+    """Return the answers of all processes, by rank, then by process. Raises the errors of `read_control`."""
     answers = (from_json(file, Answer) for file in folder.glob(ANSWERS))
     return sorted(answers, key=lambda answer: (answer.rank, answer.process))
 
@@ -157,7 +159,7 @@ def _answer_file(folder: Path, rank: int, process: int) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Known limitations: where the system has no `flock`, two changes at one moment may lose one of them."""
+    """Hold the lock file. Known limitations: without `flock`, one of two concurrent changes may be lost."""
     try:
         import fcntl
     except ImportError:

@@ -1,4 +1,4 @@
-"""Encoding: how facts, values, levels and types are told in columns, and read back exactly."""
+"""Encode facts, values, levels and types as text for columns, and decode them exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traincheck.vocab.facts import Facts, FactValue
 LEVELS_JOINED_BY = " < "
 REQUIRES_GRAD = " requires_grad"
 NORM = "norm"
-"""The fact of a tensor that differs in each step: it is told in a column of numbers."""
+"""The fact of a tensor that changes in each step: it has a numeric column of its own."""
 DATA = "data"
 """The attribute whose value is a fingerprint, in changes and in readings."""
 
@@ -22,7 +22,7 @@ TensorType = tuple[str, tuple[int, ...], bool]
 """Dtype, shape, and whether a gradient is required."""
 
 MOST_DIGITS = 18
-"""Of the number of a line."""
+"""Maximum number of digits of a line number."""
 
 Placed = tuple[str | None, float | None, int | None, int | None]
 """A value in one of the columns value, number, integer and fingerprint; None in the others."""
@@ -31,7 +31,7 @@ _encoder = msgspec.json.Encoder(enc_hook=str)  # a value outside the vocabulary 
 
 
 class _Float(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A float that JSON has no number for."""
+    """A float that JSON cannot represent."""
 
     float: Literal["nan", "inf", "-inf"]
 
@@ -41,17 +41,17 @@ _value_decoder: msgspec.json.Decoder[FactValue | _Float] = msgspec.json.Decoder(
 
 
 def valid(text: str) -> str:
-    """`text` as it can be stored: code points that are not Unicode characters (as in the undecodable name of a file)
-    become backslash escapes."""
+    """Return `text` in a form that can be stored: code points that are not Unicode characters (as in an undecodable
+    file name) become backslash escapes."""
     if text.isascii():
         return text
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def facts_to_text(facts: Facts) -> str:
-    """Facts as a compact JSON object, in their order; True, 1 and 1.0 stay three things.
+    """Encode facts as a compact JSON object, in their order; True, 1 and 1.0 stay distinct.
 
-    JSON has no number for nan and the infinities: they are told as {"float": "nan"}.
+    JSON has no number for nan and the infinities: they become {"float": "nan"}.
     """
     try:
         text = _encoder.encode(dict(facts)).decode()
@@ -69,7 +69,7 @@ def _storable(value: FactValue) -> object:
 
 
 def text_to_facts(text: str) -> Facts:
-    """The facts that `facts_to_text` told. Raises msgspec.DecodeError or ValueError for any other text."""
+    """Decode the text of `facts_to_text`. Raises msgspec.DecodeError or ValueError for any other text."""
     facts: dict[str, Any] = _decoder.decode(text)
     if '{"float":' in text:
         facts = {name: float(value.float) if isinstance(value, _Float) else value for name, value in facts.items()}
@@ -77,18 +77,18 @@ def text_to_facts(text: str) -> Facts:
 
 
 def value_to_text(value: FactValue) -> str:
-    """One value as JSON, as it is told among facts."""
+    """Encode one value as JSON, as in facts."""
     return _encoder.encode(_storable(value)).decode()
 
 
 def text_to_value(text: str) -> FactValue:
-    """The value that `value_to_text` told. Raises msgspec.DecodeError or ValueError for any other text."""
+    """Decode the text of `value_to_text`. Raises msgspec.DecodeError or ValueError for any other text."""
     decoded = _value_decoder.decode(text)
     return float(decoded.float) if isinstance(decoded, _Float) else decoded
 
 
 def placed(attribute: str, value: FactValue) -> Placed:
-    """The value of a reading of `attribute` in the column for its kind, so that numbers swell no dictionary."""
+    """Put the value of a reading of `attribute` into the column for its type: numbers must not fill dictionaries."""
     if isinstance(value, float):
         return None, value, None, None
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64:
@@ -97,7 +97,7 @@ def placed(attribute: str, value: FactValue) -> Placed:
 
 
 def split_norm(facts: Facts) -> tuple[Facts, float | None]:
-    """The facts of a tensor without its norm, and the norm; `with_norm` puts them together."""
+    """Return the facts of a tensor without its norm, and the norm; `with_norm` joins them."""
     remaining = dict(facts)
     norm = remaining.get(NORM)
     if not isinstance(norm, float):
@@ -107,7 +107,7 @@ def split_norm(facts: Facts) -> tuple[Facts, float | None]:
 
 
 def with_norm(facts: Facts, norm: float | None) -> Facts:
-    """`facts` with the norm in its place among them."""
+    """Insert the norm into `facts`, in sorted order."""
     if norm is None:
         return facts
     at = bisect_left(facts, (NORM,))
@@ -115,12 +115,12 @@ def with_norm(facts: Facts, norm: float | None) -> Facts:
 
 
 def shaped_to_text(dtype: str, shape: tuple[int, ...]) -> str:
-    """Dtype and shape as `bfloat16[4,8]`; `float32[]` is a scalar."""
+    """Encode dtype and shape as `bfloat16[4,8]`; `float32[]` is a scalar."""
     return f"{valid(dtype)}[{','.join(map(str, shape))}]"
 
 
 def text_to_shaped(text: str) -> tuple[str, tuple[int, ...]]:
-    """What `shaped_to_text` told. Raises ValueError for any other text."""
+    """Decode the text of `shaped_to_text`. Raises ValueError for any other text."""
     dtype, bracket, inside = text.rpartition("[")
     if not bracket or not inside.endswith("]"):
         raise ValueError(f"{text!r} is no dtype and shape")
@@ -128,28 +128,28 @@ def text_to_shaped(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def type_to_text(of: TensorType) -> str:
-    """Dtype, shape and whether a gradient is required, in one text."""
+    """Encode dtype, shape and requires_grad in one text."""
     dtype, shape, requires_grad = of
     return shaped_to_text(dtype, shape) + (REQUIRES_GRAD if requires_grad else "")
 
 
 def text_to_type(text: str) -> TensorType:
-    """What `type_to_text` told. Raises ValueError for any other text."""
+    """Decode the text of `type_to_text`. Raises ValueError for any other text."""
     return *text_to_shaped(text.removesuffix(REQUIRES_GRAD)), text.endswith(REQUIRES_GRAD)
 
 
 def levels_to_text(levels: tuple[str, ...]) -> str:
-    """The names of a call, most specific first, in one text."""
+    """Join the names of a call, most specific first, into one text."""
     return valid(LEVELS_JOINED_BY.join(levels))
 
 
 def text_to_levels(text: str) -> tuple[str, ...]:
-    """The names that `levels_to_text` told."""
+    """Split the text of `levels_to_text`."""
     return tuple(text.split(LEVELS_JOINED_BY))
 
 
 def text_to_site(text: str) -> str:
-    """The site as it is told, `file:line:function`; empty for none. Raises ValueError for any other text."""
+    """Check and return a site, `file:line:function` or empty. Raises ValueError for any other text."""
     if text:
         _, line, _ = text.rsplit(":", 2)
         if not line.isdecimal() or len(line) > MOST_DIGITS:
@@ -158,7 +158,7 @@ def text_to_site(text: str) -> str:
 
 
 def text_to_stage(text: str) -> str:
-    """The stage as it is told. Raises ValueError for one that there is not."""
+    """Check and return a stage. Raises ValueError for an unknown one."""
     if text not in STAGES:
         raise ValueError(f"{text!r} is no stage")
     return text

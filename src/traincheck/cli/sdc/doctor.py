@@ -43,7 +43,7 @@ def command(
     each operation (with XLA of each submodule) and names the first that differs.
     """
     from traincheck.sdc.doctor import Execution, diagnose
-    from traincheck.sdc.frameworks import framework_of, must_be_executable
+    from traincheck.sdc.frameworks import check_executable, framework_of
 
     framework = framework_of(framework, "traincheck sdc doctor")
     steps = STEPS if steps is None else steps
@@ -51,7 +51,7 @@ def command(
     sdc_flags.at_least("--seed", seed, 0)
     sdc_flags.at_least("--threads", threads, 1)
     workload = workload or sdc_flags.BUILT_IN
-    must_be_executable(framework, workload)
+    check_executable(framework, workload)
     execution = Execution(workload, steps, seed, device or "cpu", threads, framework)
     with Progress() as progress:
         diagnosis = diagnose(execution, progress, remark)

@@ -54,11 +54,11 @@ def command(
     TrainCheck executes rounds of matrix products and training steps. It compares their fingerprints with known ones
     (--against), with each other, and between devices of one kind.
     """
-    from traincheck.sdc.environment import needs_torch, settle_here
+    from traincheck.sdc.environment import require_torch, set_variables
     from traincheck.sdc.faults.fault import parse_fault
-    from traincheck.sdc.screening.reference_fingerprints import may_replace_reference, read_reference
+    from traincheck.sdc.screening.reference_fingerprints import check_replaceable_reference, read_reference
 
-    needs_torch("traincheck sdc screen")
+    require_torch("traincheck sdc screen")
     steps = STEPS if steps is None else steps
     for name, value, least in (("--steps", steps, 1), ("--seed", seed, 0), ("--threads", threads, 1)):
         sdc_flags.at_least(name, value, least)
@@ -68,8 +68,8 @@ def command(
     if file is not None:
         if injected:
             raise BadOption("-o", str(file), "no --fault: the fingerprints would be those of the fault")
-        may_replace_reference(file)
-    settle_here()
+        check_replaceable_reference(file)
+    set_variables()
     from traincheck.sdc.screening.rounds import Screening, as_data
 
     screening = Screening(workload or WORKLOAD, steps, seed, threads, seconds, injected)
@@ -92,7 +92,7 @@ def _screen(
 
     def check(software: Mapping[str, str]) -> None:
         if reference is not None and against is not None:
-            reference.must_be_of(against, screening.work, software)
+            reference.check_comparable(against, screening.work, software)
 
     with Progress() as progress:
         screened = screen(screening, devices_to_screen(device), check, progress)

@@ -63,9 +63,9 @@ def command(
     step and then copies the parameters. Level 3 compares a period of training and copies nothing.
     """
     from traincheck.sdc.faults.fault import parse_fault
-    from traincheck.sdc.frameworks import framework_of, must_be_executable
-    from traincheck.sdc.study.plan import Plan, launched_rank, levels_of
-    from traincheck.sdc.study.study_file import differs, may_replace_study, read_study, write_study
+    from traincheck.sdc.frameworks import check_executable, framework_of
+    from traincheck.sdc.study.plan import Plan, launcher_rank, levels_of
+    from traincheck.sdc.study.study_file import check_replaceable_study, differs, read_study, write_study
 
     pages = [file for file in files or () if file.suffix == PAGE]
     data_files = [file for file in files or () if file.suffix != PAGE]
@@ -86,14 +86,14 @@ def command(
     sdc_flags.at_least("--tensor-parallel", tensor_parallel, 1)
     injected = tuple(parse_fault(text) for text in faults or ())
     name = workload or sdc_flags.BUILT_IN
-    must_be_executable(framework, name, injected, tensor_parallel)
+    check_executable(framework, name, injected, tensor_parallel)
     plan = Plan(
         name, steps, seed, device or "cpu", threads, levels_of(levels or ()), injected, tensor_parallel, framework
     )
-    rank = launched_rank(tensor_parallel=tensor_parallel)
+    rank = launcher_rank(tensor_parallel=tensor_parallel)
     if not rank:
         for file in data_files:
-            may_replace_study(file)
+            check_replaceable_study(file)
         _check_pages(pages)
     study = _execute(plan, rank)
     if rank:  # rank 0 reports
@@ -133,13 +133,13 @@ def _execute(plan: Plan, rank: int | None) -> dict[str, Any]:
             from traincheck.sdc.study.plan import run_pair
 
             return run_pair(plan, progress, remark)
-        from traincheck.sdc.environment import settle_here
+        from traincheck.sdc.environment import set_variables
 
-        settle_here()
+        set_variables()
         from traincheck.sdc.study.worker_side import execute_side
-        from traincheck.sdc.workload.workload import blamed
+        from traincheck.sdc.workload.workload import workload_errors
 
-        with blamed(plan.workload):
+        with workload_errors(plan.workload):
             return execute_side(plan, rank, progress)
 
 

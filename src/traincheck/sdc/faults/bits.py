@@ -1,4 +1,4 @@
-"""Bits: the layout of floating point numbers, and tensors in which some elements are as a fault makes them."""
+"""Change bits of floating point tensors as a hardware fault would."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from traincheck.sdc.faults.fault import ANY, BITFLIP, EXPONENT, MANTISSA, SCALE,
 from traincheck.sources.tensors.reading import INTEGER_TYPES
 
 MANTISSAS = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10, torch.float64: 52}
-"""Bits of the mantissa, by type. All of the rest but the sign, which is the highest one, are of the exponent."""
+"""Number of mantissa bits by type. The highest bit is the sign; the others belong to the exponent."""
 
 
 def can_be_hit(value: object) -> bool:
-    """Whether it is a tensor whose elements a fault can change."""
+    """Whether `value` is a tensor whose elements a fault can change."""
     return isinstance(value, torch.Tensor) and value.dtype in MANTISSAS and value.numel() > 0 and not value.is_meta
 
 
 def corrupted(tensor: torch.Tensor, fault: Fault, draws: random.Random, lasting: random.Random) -> torch.Tensor:
-    """A copy of `tensor` with the elements that are hit changed: which ones, `draws` says.
+    """Return a copy of `tensor` with some elements changed; `draws` selects them.
 
-    Of a stuck bit `lasting` says it, which is the same on each occasion: a defective lane stays where it is.
+    For a stuck bit, `lasting` selects them: it is equal on each occasion, as a defective lane stays in place.
     """
     result = tensor.detach().clone(memory_format=torch.contiguous_format)
     flat = result.view(-1)
@@ -57,7 +57,7 @@ def _change_bits(flat: torch.Tensor, places: Sequence[int], fault: Fault, stream
 
 
 def _bits(dtype: torch.dtype, which: int | str) -> Sequence[int]:
-    """The numbers of the bits among which one is drawn. A number beyond the type's is taken as its highest bit."""
+    """Return the numbers of the candidate bits. A number beyond the type's range means its highest bit."""
     highest, mantissa = torch.finfo(dtype).bits - 1, MANTISSAS[dtype]
     if isinstance(which, int):
         return (min(which, highest),)
@@ -70,5 +70,5 @@ def _bits(dtype: torch.dtype, which: int | str) -> Sequence[int]:
 
 
 def _signed(mask: int, width: int) -> int:
-    """As torch's integers, which have a sign, hold it."""
+    """Return the mask as a signed integer, which torch requires."""
     return mask - (1 << width) if mask >> (width - 1) else mask

@@ -1,6 +1,6 @@
-"""Fault: what a defective device does to the numbers of a training, as data and as the text of `--fault`.
+"""Describe a hardware fault as data, and parse it from the text of `--fault`.
 
-Knows nothing of torch, so that a text that is wrong is told before anything is imported. `inject.py` does it.
+Imports no torch, so that a wrong text is reported at once. `inject.py` injects the fault.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Fault:
 
     @property
     def text(self) -> str:
-        """The fault as `--fault` takes it."""
+        """The fault in the syntax of `--fault`."""
         text = f"{self.kind}@{self.site}:{self.pattern}"
         for name in _READERS:
             value, usual = getattr(self, name), _USUAL[name]
@@ -77,18 +77,18 @@ class Fault:
 
     @property
     def of_parameters(self) -> bool:
-        """Whether the pattern names parameters, and not modules or collectives."""
+        """Whether the pattern matches parameters instead of modules or collectives."""
         return self.site in (GRADIENT, OPTIMIZER)
 
     def hits(self, size: int) -> int:
-        """How many elements it hits of a tensor of `size`."""
+        """Return how many elements of a tensor of `size` elements are hit."""
         if self.share is not None:
             return min(size, max(1, round(self.share * size)))
         usual = 16 if self.kind in (SCALE, ZERO) else 1
         return min(size, usual if self.elements is None else self.elements)
 
     def active(self, step: int) -> bool:
-        """Whether it may strike in this training step; the first is 1."""
+        """Whether the fault may strike in this training step, counted from 1."""
         if step < self.first or (self.last and step > self.last):
             return False
         if self.burst is None:
@@ -99,7 +99,7 @@ class Fault:
         return begins <= offset < begins + length
 
     def draws(self, *occasion: object) -> random.Random:
-        """The stream of random numbers of an occasion: the same for the same seed and occasion, whatever was drawn."""
+        """Return the random stream of an occasion, which depends on seed and occasion alone."""
         # Text, for Random hashes it by sha512: the same in every process and release.
         return random.Random("/".join(map(str, (self.seed, *occasion))))
 
@@ -160,9 +160,9 @@ _EXPECTED = {
 
 
 def parse_fault(text: str, option: str = "--fault") -> Fault:
-    """The fault that a text such as `stuck@backward:*.attention,bit=14,to=0,share=0.001` tells.
+    """Parse a text such as `stuck@backward:*.attention,bit=14,to=0,share=0.001`.
 
-    Raises BadOption, which names the part that is wrong and what it should be.
+    Raises BadOption, which names the wrong part and the expected value.
     """
     head, *pairs = text.split(",")
     kind, at, where = head.partition("@")

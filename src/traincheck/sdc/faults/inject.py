@@ -1,7 +1,7 @@
-"""Inject: has a fault strike while a model trains, as defective hardware would, and leaves nothing behind.
+"""Inject a fault into a training, as defective hardware would, and remove all hooks afterwards.
 
-What strikes is decided by seed, step, place and occasion alone, so the same training is hit in the same way again.
-The random streams of the program are not drawn from.
+Seed, step, name and occasion alone decide when the fault strikes, so the same training is hit in the same way again.
+TrainCheck does not consume random numbers of the program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from traincheck.errors import BadOption
-from traincheck.sdc.autograd_edits import put_in_place, with_input_gradients
+from traincheck.sdc.autograd_edits import replace_in_graph, with_input_gradients
 from traincheck.sdc.faults.bits import can_be_hit, corrupted
 from traincheck.sdc.faults.fault import BACKWARD, COMMUNICATION, FORWARD, GRADIENT, OPTIMIZER, Fault
 from traincheck.sources.tensors.reading import hidden_from_modes
@@ -38,16 +38,16 @@ COLLECTIVES = {
     "all_to_all": "output_tensor_list",
     "all_to_all_single": "output",
 }
-"""Functions of torch.distributed, and the name of the argument that they write into; it is the first of each."""
+"""Functions of torch.distributed, each with the name of its first argument, into which it writes."""
 GRADIENT_EXCHANGE = "gradients"
-"""How the exchange of gradients inside DistributedDataParallel is named among the collectives."""
+"""The name, among the collectives, of the gradient exchange inside DistributedDataParallel."""
 
 KEPT = 10_000
-"""Hits that are kept one by one; all are counted."""
+"""Number of hits to store individually; all hits are counted."""
 
 
 class Hit(NamedTuple):
-    """One stroke: training step, site, what it hit, and how many elements."""
+    """One hit: training step, site, name of the target, and number of elements."""
 
     step: int
     site: str
@@ -57,7 +57,7 @@ class Hit(NamedTuple):
 
 @dataclass
 class Injected:
-    """What the fault did so far. `step` is the training step, from 1 on: one more than the optimizer has made."""
+    """Counts the hits of a fault. `step` is the current training step: one more than the optimizer has made."""
 
     fault: Fault
     step: int = 1
@@ -66,7 +66,7 @@ class Injected:
     _occasions: Counter[tuple[int, str]] = field(default_factory=Counter, repr=False)
 
     def comes(self, name: str) -> random.Random | None:
-        """An occasion has come: the stream that says what is hit, None where the fault does not strike."""
+        """Register an occasion; return the stream that selects elements, or None if the fault does not strike."""
         fault = self.fault
         if not fault.active(self.step):
             return None
@@ -75,7 +75,7 @@ class Injected:
         return draws if draws.random() < fault.chance else None
 
     def struck(self, name: str, tensor: torch.Tensor, draws: random.Random) -> torch.Tensor:
-        """The tensor as it is after the stroke."""
+        """Return the tensor after a hit."""
         fault = self.fault
         self.times += 1
         if len(self.hits) < KEPT:
@@ -85,12 +85,12 @@ class Injected:
             return corrupted(tensor, fault, draws, fault.draws("lasting", name))
 
     def strike(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as it is after this occasion: itself where the fault does not strike."""
+        """Register an occasion and return the tensor: unchanged if the fault does not strike."""
         draws = self.comes(name)
         return tensor if draws is None else self.struck(name, tensor, draws)
 
     def next_step(self) -> None:
-        """A training step has ended. Called by itself where an optimizer was given."""
+        """Start the next training step. Called automatically if an optimizer was given."""
         self._occasions.clear()
         self.step += 1
 
@@ -99,15 +99,15 @@ class Injected:
 def inject(
     model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, fault: Fault, rank: int | None = None
 ) -> Iterator[Injected]:
-    """Have `fault` strike in the block; what is yielded counts how often it did.
+    """Inject `fault` while the block runs; yields an object that counts the hits.
 
-    The optimizer counts the steps and may be None where there is none (call `next_step` then); the model may be None
-    for faults in communication. On another rank than the fault's nothing happens; `rank` is this one, if not that of
-    torch.distributed. Raises BadOption where its pattern names nothing.
+    The optimizer counts the steps. It may be None: call `next_step` in that case. The model may be None for faults in
+    communication. On ranks other than the fault's nothing happens; `rank` overrides the rank of torch.distributed.
+    Raises BadOption if the pattern matches nothing.
 
-    Known limitations: a model that was compiled before (`torch.compile`) does not call the hooks; what happens inside
-    kernels and inside DistributedDataParallel's own exchange is hit at its end, in the gradients before the step;
-    a collective that is hit is waited for. Elements of fp8, integer and complex tensors are not hit.
+    Known limitations: a model that was compiled before (`torch.compile`) does not call hooks. Faults inside kernels and
+    inside DistributedDataParallel's exchange are injected at their end, in the gradients before the step. A collective
+    that is hit is waited for. Elements of fp8, integer and complex tensors are not hit.
     """
     injected = Injected(fault)
     if fault.rank is not None and fault.rank != (own_rank() if rank is None else rank):
@@ -127,7 +127,7 @@ def inject(
 
 
 def own_rank() -> int:
-    """The rank in torch.distributed, or what the launcher says, or 0."""
+    """Return the rank in torch.distributed, or the launcher's rank, or 0."""
     if dist.is_available() and dist.is_initialized():
         return int(dist.get_rank())
     text = os.environ.get("RANK", "0")
@@ -135,7 +135,7 @@ def own_rank() -> int:
 
 
 def _modules(model: torch.nn.Module, fault: Fault) -> dict[str, torch.nn.Module]:
-    """By their names, those that the pattern names; the model itself is called by its class."""
+    """Return the modules that match the pattern, by name; the root module is named by its class."""
     modules = {name or type(module).__name__: module for name, module in model.named_modules()}
     matches = functools.partial(fnmatchcase, pat=fault.pattern)
     return {name: module for name, module in modules.items() if matches(name) or matches(type(module).__name__)}
@@ -146,7 +146,7 @@ def _parameters(model: torch.nn.Module, fault: Fault) -> dict[str, torch.nn.Para
 
 
 def none_matches(fault: Fault, names: Sequence[str]) -> BadOption:
-    """The error that its pattern is none of these names, of modules or parameters."""
+    """Return the error for a pattern that matches none of these modules or parameters."""
     some = ", ".join([*names[:6], *(["..."] if len(names) > 6 else [])])
     of = "parameter" if fault.of_parameters else "module"
     return BadOption("pattern of a fault", fault.pattern, f"one that matches a {of} of the model ({some})")
@@ -158,7 +158,7 @@ def _in_forward(model: torch.nn.Module, _: object, injected: Injected, undo: Exi
             if not can_be_hit(value):
                 return value
             struck = injected.strike(name, value)
-            return value if struck is value else put_in_place(value, struck)
+            return value if struck is value else replace_in_graph(value, struck)
 
         return tree_map(changed, output)
 
@@ -220,7 +220,7 @@ def _in_optimizer(model: torch.nn.Module, optimizer: Any, injected: Injected, un
 
 
 def _write(injected: Injected, name: str, tensor: torch.Tensor) -> None:
-    """Strike at what lies in memory, in place."""
+    """Apply the fault to a tensor in memory."""
     if can_be_hit(tensor):
         struck = injected.strike(name, tensor)
         if struck is not tensor:
@@ -239,7 +239,7 @@ _SITES: dict[str, Callable[[torch.nn.Module, Any, Injected, ExitStack], int]] = 
 def _in_communication(
     model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, injected: Injected, undo: ExitStack
 ) -> None:
-    """In the functions of torch.distributed, and for DistributedDataParallel, which calls none, before the step."""
+    """Patch the functions of torch.distributed; for DistributedDataParallel, hit the gradients before the step."""
     named = [name for name in (*COLLECTIVES, GRADIENT_EXCHANGE) if fnmatchcase(name, injected.fault.pattern)]
     if not named:
         supported = ", ".join((*COLLECTIVES, GRADIENT_EXCHANGE))

@@ -1,4 +1,4 @@
-"""Devices: those that are there, by name, and what makes results of two of them comparable."""
+"""Select devices by name, and describe the hardware and software that results depend on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traincheck.errors import BadOption
 
 
 def device_of(text: str, option: str = "--device") -> torch.device:
-    """The device; raises BadOption for a name that is none, and for one that is not there."""
+    """Return the device; raises BadOption for an invalid name or a device that does not exist."""
     try:
         device = torch.device(text)
     except RuntimeError:
@@ -37,7 +37,7 @@ def software(device: torch.device) -> dict[str, str]:
 
 
 def processor() -> str:
-    """The model of the processor: libraries choose their kernels by it."""
+    """Return the model of the CPU: libraries select their kernels by it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

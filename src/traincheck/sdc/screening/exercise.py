@@ -1,7 +1,7 @@
-"""Exercise: the work that a device is screened with, and the fingerprints of one round of it.
+"""Define the work of one screening round, and compute its fingerprints.
 
-A round is matrix products of the model's shapes in several types, forward and backward, and some training steps of the
-workload: its attention, norms and optimizer. Every round is to compute the same bits.
+A round multiplies matrices of the model's shapes in several types, forward and backward. It then trains some steps of
+the workload, to cover attention, norms and optimizer. Each round must compute the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import nn
 
-from traincheck.sdc.determinism import settle
+from traincheck.sdc.determinism import make_deterministic
 from traincheck.sdc.faults.fault import STUCK, Fault
 from traincheck.sdc.faults.inject import Injected, inject
 from traincheck.sdc.fingerprint_log import Entry
@@ -24,18 +24,18 @@ from traincheck.sdc.workload.decoder import DecoderWorkload
 from traincheck.sdc.workload.workload import Workload
 
 ROWS = 128
-"""Of what is multiplied: enough to fill the blocks in which kernels compute."""
+"""Rows of the multiplied matrices: enough to fill the blocks of the kernels."""
 
 ON_CPU = (torch.float32, torch.bfloat16)
 ON_ACCELERATORS = (torch.float32, torch.bfloat16, torch.float16)
-"""Each has units or kernels of its own. fp16 on a CPU is computed as fp32."""
+"""Each type has units or kernels of its own. A CPU computes fp16 as fp32."""
 
 SEED_STRIDE = 1_000_003
-"""Between the seeds of a fault in two rounds: a stroke of one round is not that of another."""
+"""Distance between the seeds of a fault in two rounds, so that each round draws its own hits."""
 
 
 class Products:
-    """A workload of matrix products alone, of the shapes of the linear layers of a model."""
+    """A workload that only multiplies matrices of the shapes of a model's linear layers."""
 
     def __init__(self, model: nn.Module, seed: int, device: torch.device) -> None:
         linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
@@ -45,7 +45,7 @@ class Products:
         self._seed, self._device = seed, device
 
     def build_model(self) -> nn.Module:
-        """A layer for each shape and type, named by them."""
+        """Build a layer for each shape and type, named by them."""
         torch.manual_seed(self._seed)
         layers = {
             f"{width}x{out}-{str(dtype).removeprefix('torch.')}": nn.Linear(width, out, bias=False, dtype=dtype)
@@ -54,11 +54,11 @@ class Products:
         return nn.ModuleDict(layers).to(self._device)
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The plainest."""
+        """Build an SGD optimizer."""
         return torch.optim.SGD(model.parameters(), lr=0.01)
 
     def batch(self, step: int) -> list[torch.Tensor]:
-        """What is multiplied, for each layer."""
+        """Draw the inputs of each layer."""
         draws = torch.Generator().manual_seed(self._seed * SEED_STRIDE + step)
         return [
             torch.randn(ROWS, width, generator=draws).to(self._device, dtype).requires_grad_()
@@ -66,13 +66,13 @@ class Products:
         ]
 
     def loss(self, model: Any, batch: list[torch.Tensor]) -> torch.Tensor:
-        """A number in which every product counts."""
+        """Return a number that depends on every product."""
         losses = [layer(x).float().pow(2).mean() for layer, x in zip(model.values(), batch, strict=True)]
         return torch.stack(losses).sum()
 
 
 class _Again:
-    """A built-in workload whose model is drawn once and begins again: to draw billions of weights takes minutes."""
+    """A built-in workload that draws its model once and resets it later: drawing billions of weights takes minutes."""
 
     def __init__(self, workload: DecoderWorkload) -> None:
         self._model = workload.build_model()
@@ -85,7 +85,7 @@ class _Again:
 
 
 class Exercise:
-    """What is executed in each round."""
+    """The work of each round."""
 
     def __init__(
         self, workload: Workload, steps: int, seed: int, device: torch.device, threads: int, faults: Sequence[Fault]
@@ -94,16 +94,16 @@ class Exercise:
         self._steps, self._seed, self._threads, self._faults = steps, seed, threads, tuple(faults)
         self.injected: list[Injected] = []
         """What the faults did in the last round."""
-        settle(seed, threads)
+        make_deterministic(seed, threads)
         training = _Again(workload) if isinstance(workload, DecoderWorkload) else workload
         products = Products(training.build_model(), seed, device)
         self._parts: list[tuple[str, Workload]] = [("products", products), ("training", training)]
 
     def round(self, number: int, stepped: Callable[[], object]) -> dict[str, str]:
-        """The fingerprints of a round, by what was computed."""
+        """Run a round and return its fingerprints by name."""
         hashers: dict[str, xxhash.xxh3_64] = {}
         for part, workload in self._parts:
-            settle(self._seed, self._threads)
+            make_deterministic(self._seed, self._threads)
 
             def emit(entry: Entry, part: str = part) -> None:
                 inside = f" {entry.module}" if entry.module else ""

@@ -1,6 +1,6 @@
-"""Known fingerprints: what a screening computed on a device that is clean, in a file, to judge others by.
+"""Store the fingerprints of a healthy device in a file, to compare other devices with it.
 
-Knows nothing of torch.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMAT, VERSION = "traincheck-sdc-fingerprints", 1
 
 @dataclass(frozen=True)
 class ReferenceFingerprints:
-    """What was executed (by its names), what its bits depend on, and the fingerprint of each part of the work."""
+    """The executed work (by its names), the software and hardware that results depend on, and the fingerprints."""
 
     work: Mapping[str, str]
     software: Mapping[str, str]
@@ -28,11 +28,11 @@ class ReferenceFingerprints:
 
     @property
     def digest(self) -> str:
-        """Of all of it: a file that was changed since is refused."""
+        """The SHA-256 of the contents: TrainCheck rejects a file that was changed."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
-    def must_be_of(self, path: Path, work: Mapping[str, str], software: Mapping[str, str]) -> None:
-        """Raises FingerprintsOfOthers where results here may differ without any fault."""
+    def check_comparable(self, path: Path, work: Mapping[str, str], software: Mapping[str, str]) -> None:
+        """Raise FingerprintsOfOthers if results on this device may differ without a fault."""
         here, there = {**work, **software}, {**self.work, **self.software}
         names = [name for name in here | there if here.get(name) != there.get(name)]
         if names:
@@ -41,13 +41,13 @@ class ReferenceFingerprints:
 
 
 def write_reference(reference: ReferenceFingerprints, path: Path) -> None:
-    """Raises OutputError where it cannot be written."""
+    """Write the fingerprints to a file. Raises OutputError."""
     data = {"format": FORMAT, "version": VERSION, **asdict(reference), "digest": reference.digest}
     write_whole(path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
 
 
 def read_reference(path: Path) -> ReferenceFingerprints:
-    """Raises FingerprintsUnreadable for what is not such a file as it was written, and FingerprintsTooNew."""
+    """Read fingerprints from a file. Raises FingerprintsUnreadable for a damaged file, and FingerprintsTooNew."""
     try:
         data = json.loads(read_bounded(path))
     except OSError as error:
@@ -69,8 +69,8 @@ def read_reference(path: Path) -> ReferenceFingerprints:
     return reference
 
 
-def may_replace_reference(path: Path) -> None:
-    """Raises OtherFile for a file that is there and holds something else."""
+def check_replaceable_reference(path: Path) -> None:
+    """Raise OtherFile if the file exists and holds something else."""
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
     try:

@@ -1,4 +1,4 @@
-"""Screening: rounds of an exercise on each device, and what their fingerprints say of it."""
+"""Screen devices: run rounds of the exercise on each device and collect their fingerprints."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from typing import Any
 
 import torch
 
-from traincheck.sdc.determinism import undetermined
+from traincheck.sdc.determinism import nondeterministic_operations
 from traincheck.sdc.faults.fault import Fault
 from traincheck.sdc.screening.devices import device_of, software
 from traincheck.sdc.screening.exercise import Exercise
 from traincheck.sdc.screening.reference_fingerprints import ReferenceFingerprints
 from traincheck.sdc.screening.verdicts import Rounds
-from traincheck.sdc.workload.workload import blamed, load_workload
+from traincheck.sdc.workload.workload import load_workload, workload_errors
 
 LEAST_ROUNDS = 2
-"""One says nothing about what another would have been."""
+"""A comparison needs two rounds."""
 
 
 @dataclass(frozen=True)
 class Screening:
-    """What to screen with: the workload by its name, steps of a round, seed, threads of torch, seconds for each
-    device, and faults, to see that they are found."""
+    """The settings of a screening.
+
+    These are the workload by name, steps of a round, seed, threads of torch, seconds for each device, and faults to
+    inject.
+    """
 
     workload: str
     steps: int
@@ -35,22 +38,22 @@ class Screening:
 
     @property
     def work(self) -> dict[str, str]:
-        """What has to be the same for fingerprints to be."""
+        """The settings that must be equal for fingerprints to be comparable."""
         return {"workload": self.workload, "steps": str(self.steps), "seed": str(self.seed)}
 
 
 @dataclass
 class Screened:
-    """What came out of it: the devices, and whether Ctrl-C ended it."""
+    """The rounds of each device, and whether Ctrl-C ended the screening."""
 
     devices: list[Rounds] = field(default_factory=list)
     interrupted: bool = False
 
 
 def devices_to_screen(named: str | None) -> list[torch.device]:
-    """The device that is named, all of its kind where its number is not; without a name the accelerators, or the CPU.
+    """Return the named device, or all devices of its kind if it has no number. Default: the accelerators, else the CPU.
 
-    Raises BadOption for one that is not here.
+    Raises BadOption for a device that does not exist.
     """
     if named is None:
         named = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,9 +69,10 @@ def screen(
     check: Callable[[Mapping[str, str]], object],
     progress: Callable[[str, int, int], object],
 ) -> Screened:
-    """Screen one device after the other. `check` is given what the bits depend on, before any is computed.
+    """Screen one device after the other. `check` receives the software description before the work starts.
 
-    Ctrl-C ends it with what was found in whole rounds; it is raised where there is none. Raises WorkloadUnusable.
+    Ctrl-C ends the screening with the results of complete rounds, or is raised if there are none. Raises
+    WorkloadUnusable.
     """
     screened = Screened()
     for device in devices:
@@ -78,7 +82,7 @@ def screen(
         rounds = Rounds(str(device), software(device))
         screened.devices.append(rounds)
         try:
-            with blamed(screening.workload):
+            with workload_errors(screening.workload):
                 exercise = Exercise(
                     workload, screening.steps, screening.seed, device, screening.threads, screening.faults
                 )
@@ -101,7 +105,7 @@ def _rounds(
         # Short of the end, which comes with the round that is under way then.
         progress(f"screening {rounds.device}", min(int(time.monotonic() - began), total - 1), total)
 
-    with undetermined() as names:
+    with nondeterministic_operations() as names:
         while rounds.number < LEAST_ROUNDS or time.monotonic() - began < screening.seconds:
             rounds.add(exercise.round(rounds.number, stepped))
             rounds.seconds = time.monotonic() - began
@@ -109,14 +113,14 @@ def _rounds(
 
 
 def reference_from(screening: Screening, rounds: Rounds) -> ReferenceFingerprints:
-    """What to save of a device on which all rounds were the same."""
+    """Return the fingerprints of a device whose rounds were all equal."""
     return ReferenceFingerprints(
         screening.work, rounds.software, {key: next(iter(values)) for key, values in rounds.values.items()}
     )
 
 
 def as_data(screening: Screening, screened: Screened, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """As JSON holds it."""
+    """Return the results as a JSON object."""
     return {
         "format": "traincheck-sdc-screening",
         "version": 1,

@@ -1,4 +1,4 @@
-"""Verdict: what the fingerprints of several rounds, on several devices, say of each. Knows nothing of torch."""
+"""Decide from the fingerprints of several rounds and devices whether a device computes correctly. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OVER_TIME, REFERENCE, OTHERS = (
 )
 
 MOST_LISTED = 20
-"""Wrong results that are told one by one; all are counted."""
+"""Wrong results to list individually; all are counted."""
 
 
 @dataclass
 class Rounds:
-    """The rounds of a device: how often each part of the work had which fingerprint, and in which round first."""
+    """The rounds of a device: how often each part of the work had each fingerprint, and its first round."""
 
     device: str
     software: Mapping[str, str]
@@ -33,27 +33,27 @@ class Rounds:
     _first: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, fingerprints: Mapping[str, str]) -> None:
-        """Take in a round."""
+        """Add the fingerprints of a round."""
         for key, value in fingerprints.items():
             self.values.setdefault(key, Counter())[value] += 1
             self._first.setdefault((key, value), self.number)
         self.number += 1
 
     def usual(self, key: str) -> str:
-        """The fingerprint that most rounds had, the earlier one of two."""
+        """Return the most frequent fingerprint, the earlier one of a tie."""
         return max(self.values[key].items(), key=lambda item: (item[1], -self._first[key, item[0]]))[0]
 
     def first(self, key: str, value: str) -> int:
-        """The first round, from 1 on, in which it was."""
+        """Return the first round, counted from 1, with this fingerprint."""
         return self._first[key, value] + 1
 
 
 def judge(devices: Sequence[Rounds], reference: ReferenceFingerprints | None) -> list[dict[str, Any]]:
-    """The verdict on each device, as JSON holds it.
+    """Return the verdict on each device as JSON objects.
 
-    What differs from round to round where torch has operations that are not deterministic is no proof: undecided.
-    Without known fingerprints devices of one kind are held against each other: against what more than half of them
-    have, or, where there is no such majority, against any other.
+    Differences between rounds prove nothing if torch reports nondeterministic operations: the verdict is then
+    undecided. Without reference fingerprints, devices of one kind are compared with each other. The fingerprint of more
+    than half of the devices is taken as correct, or, without such a majority, that of any other device.
     """
     results = []
     for rounds in devices:
@@ -92,7 +92,7 @@ def _over_time(rounds: Rounds) -> list[dict[str, Any]]:
 
 
 def _against(rounds: Rounds, right: Mapping[str, str], reason: str) -> list[dict[str, Any]]:
-    """Where a device is usually wrong; what it computed only once is told as such."""
+    """Return the parts in which a device usually differs from `right`. `_over_time` reports single differences."""
     return [
         {
             "what": key,
@@ -106,7 +106,7 @@ def _against(rounds: Rounds, right: Mapping[str, str], reason: str) -> list[dict
 
 
 def _by_majority(rounds: Rounds, devices: Sequence[Rounds]) -> dict[str, str]:
-    """What results should be by devices of the same kind, this one being no witness where there is no majority."""
+    """Return the expected results by devices of the same kind; without a majority, the device itself has no vote."""
     same_kind = [other for other in devices if other.software == rounds.software]
     if len(same_kind) < 2:
         return {}

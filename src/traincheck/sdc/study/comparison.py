@@ -1,12 +1,13 @@
-"""Study: three ways to compare a suspect worker with a trusted one that executes the same training.
+"""Compare a suspect worker with a trusted worker that executes the same training, at three levels.
 
 After Ma et al., "Understanding Silent Data Corruption in LLM Training" (ACL 2025):
 
-1. *submodule*: in lock step. After each submodule, in forward and backward, the suspect's result is compared and then
-   overwritten with the trusted one, so that each difference is of this submodule alone.
-2. *step*: within one optimizer step differences grow as they will; then gradients are compared, and the parameters
-   (and what the optimizer keeps) are copied over.
-3. *period*: nothing is copied; losses, the distance of the parameters, and an evaluation at the end.
+1. *submodule*: in lock step. After each submodule, forward and backward, the suspect's result is compared and then
+  replaced by the trusted result. Each difference therefore belongs to this submodule alone.
+2. *step*: differences accumulate within an optimizer step. Then gradients are compared, and parameters and optimizer
+  state are copied from the trusted worker.
+3. *period*: nothing is copied. Losses and the distance of the parameters are compared in each step, an evaluation at
+  the end.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from traincheck.sdc.workload.training import Training
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 UPDATE = "update"
-"""What is compared besides what a fault hits, forward and backward and gradients: parameters after an update."""
+"""The direction of parameters after an update, beside the sites of a fault: forward, backward and gradient."""
 
 Progress = Callable[[str, int, int], object]
 
 
 class _Tally:
-    """Mismatches by kind of submodule and direction, and by submodule; since the start and of this step."""
+    """Mismatches by direction, and by kind or name of submodule; in total and for the current step."""
 
     def __init__(self) -> None:
         self.by_kind: dict[tuple[str, str], Mismatch] = {}
@@ -75,8 +76,8 @@ class Study:
         progress: Progress,
         keep_going: Callable[[], bool],
     ) -> None:
-        """`begin` makes the training, anew for each level. `wanted` says whether to go on; it is asked before each
-        step, and counts on the leader."""
+        """`begin` creates a new training for each level. `keep_going` is called before each step; the leader's answer
+        counts."""
         self._pair, self._make, self._steps, self._faults = pair, begin, steps, tuple(faults)
         self._progress, self._keep_going = progress, keep_going
         self._tally = _Tally()
@@ -84,9 +85,9 @@ class Study:
         self.interrupted = False
 
     def run(self, levels: Sequence[str]) -> list[dict[str, Any]]:
-        """What each rank of the suspect host has found on each level.
+        """Return the results of each level, from each rank of the suspect host.
 
-        Raises NotTheSameWork where the workload is not the same on both hosts.
+        Raises NotTheSameWork if the hosts execute different workloads.
         """
         bodies = {SUBMODULE: self._submodule, STEP: self._step, PERIOD: self._period}
         results: dict[str, Any] = {}
@@ -112,7 +113,7 @@ class Study:
             yield
 
     def _batches(self, training: Training, level: str) -> Iterator[tuple[int, Any]]:
-        """Number and batch of each step, until enough or until asked to stop."""
+        """Yield number and batch of each step, until the last step or until asked to stop."""
         for step in range(1, self._steps + 1):
             if not self._pair.agree_to_continue(self._keep_going()):
                 self.interrupted = True
@@ -131,12 +132,12 @@ class Study:
         return {"loss": float(trusted), "suspect_loss": float(loss)}
 
     def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The trusted worker's value in place of the suspect's own."""
+        """Return the trusted worker's value, to replace the suspect's."""
         trusted = self._pair.trusted_value(name, tensor)
         return None if self._pair.trusted else trusted
 
     def _compared(self, name: str, kind: str, direction: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The trusted worker's value on the CPU; on the suspect its own was compared with it."""
+        """Return the trusted worker's value on the CPU, after comparing the suspect's value with it."""
         trusted = self._pair.trusted_value(f"{direction} of {name}", tensor)
         if not self._pair.trusted:
             self._tally.add(name, kind, direction, trusted, tensor.detach().cpu())
@@ -175,7 +176,7 @@ class Study:
         return self._end(series)
 
     def _update(self, training: Training) -> None:
-        """An optimizer step; then parameters are compared, and all becomes the trusted worker's."""
+        """Take an optimizer step, compare the parameters, then copy the trusted worker's state."""
         training.update()
         for name, parameter in training.parameters():
             self._compared(name, self._kind_of(name, training.kinds), UPDATE, parameter)
@@ -198,7 +199,7 @@ class Study:
         return self._end(series, **worst_noise)
 
     def _noise(self, training: Training) -> dict[str, Any]:
-        """That of all gradients together, and of the one in which it is the loudest."""
+        """Return the noise to signal of all gradients together, and of the gradient with the largest one."""
         whole, noises = Distance(), {}
 
         def of_parameter(name: str, value: torch.Tensor) -> None:

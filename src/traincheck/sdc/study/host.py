@@ -1,4 +1,4 @@
-"""Host: the ranks that execute one model together, each a part of it, and how they sum what they have."""
+"""Connect the ranks that execute one model together, and sum tensors over them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch.distributed as dist
 
 
 class Host:
-    """`rank` of `size` ranks. `group` is their process group, None until they have met."""
+    """`rank` of `size` ranks. `group` is their process group, None before it is created."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.group: dist.ProcessGroup | None = None
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, the same bits on each of them. Not differentiable, see `spread` and `summed`."""
+        """Return the sum over the ranks, with the same bits on each. Not differentiable: see `spread` and `summed`."""
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         # By the module, at each call: a fault that is put into collectives hits this one.
         dist.all_reduce(result, group=self.group)
         return result
 
     def spread(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What each rank has as a whole, for each to compute its part from: its gradient is the sum over the ranks."""
+        """Return `tensor` as the input of each rank's part; its gradient is summed over the ranks."""
         result: torch.Tensor = _Spread.apply(tensor, self)
         return result
 
     def summed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of what each rank has computed as its part; the gradient goes to each of them as it is."""
+        """Return the sum of the ranks' parts; its gradient reaches each rank unchanged."""
         result: torch.Tensor = _Summed.apply(tensor, self)
         return result
 
@@ -47,7 +47,7 @@ class _Spread(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Summed(torch.autograd.Function):  # type: ignore[misc]
-    """`g` of the same."""
+    """`g` of Shoeybi et al., "Megatron-LM" (2019), section 3."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, host: Host) -> torch.Tensor:

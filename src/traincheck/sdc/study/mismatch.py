@@ -1,8 +1,7 @@
-"""Mismatch: how far what one worker computed is from what the other did, as published measures.
+"""Measure how far the results of one worker are from those of another.
 
-Frequency: the share of elements that differ. Severity: the mean of |suspect - trusted| / |trusted| over those that
-differ. Noise to signal: ||suspect - trusted|| / ||trusted||, over a gradient or over all of them (Ma et al., ACL 2025,
-section 4).
+Frequency is the share of elements that differ. Severity is the mean of |suspect - trusted| / |trusted| over them. Noise
+to signal is ||suspect - trusted|| / ||trusted||, over a gradient or over all of them (Ma et al., ACL 2025, section 4).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from traincheck.sources.tensors.reading import as_integers
 
 @dataclass
 class Mismatch:
-    """Sums over any number of tensors. An element differs when a bit of it does.
+    """Sums over any number of tensors. An element differs if any of its bits does.
 
-    `relative` is the sum of relative differences over the `rated` elements: those that differ, and of which that can be
-    said. It cannot where the trusted value is zero, and where either is not finite; `broken` counts elements that are
-    not finite on the suspect alone.
+    `relative` is the sum of relative differences over the `rated` elements. An element that differs is rated if both
+    values are finite and the trusted value is not zero. `broken` counts elements that are not finite on the suspect
+    alone.
     """
 
     elements: int = 0
@@ -34,7 +33,7 @@ class Mismatch:
     broken: int = 0
 
     def add(self, trusted: torch.Tensor, suspect: torch.Tensor) -> bool:
-        """Take in a tensor as either has it, both on the CPU; whether they differ."""
+        """Add a tensor of both workers, on the CPU; return whether they differ."""
         expected, actual = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
         self.elements += expected.numel()
         places = (as_integers(expected) != as_integers(actual)).nonzero().flatten()
@@ -61,7 +60,7 @@ class Mismatch:
         return self.relative / self.rated if self.rated else 0.0
 
     def data(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the measures as a JSON object."""
         return {
             "elements": self.elements,
             "different": self.different,
@@ -80,7 +79,7 @@ class Distance:
         self._difference = self._trusted = 0.0
 
     def add(self, trusted: torch.Tensor, suspect: torch.Tensor) -> float:
-        """Take in a tensor; the noise to signal of it alone."""
+        """Add a tensor; return its own noise to signal."""
         expected, actual = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
         differs = as_integers(expected) != as_integers(actual)  # what is not finite, and the same, is not apart
         expected, actual = expected.double(), actual.double()
@@ -106,12 +105,12 @@ def _ratio(difference: float, size: float) -> float:
 
 
 def worst(values: Iterable[float]) -> float:
-    """The largest; what is not finite is larger than all that is."""
+    """Return the largest value; values that are not finite are larger than all others."""
     return max((math.inf if math.isnan(value) else value for value in values), default=0.0)
 
 
 def plain(value: Any) -> Any:
-    """The same for JSON, which has no numbers that are not finite: null in their place."""
+    """Return the value with null for numbers that are not finite, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

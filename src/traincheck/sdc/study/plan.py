@@ -1,4 +1,4 @@
-"""Plan: what a study executes, and how its two workers are started here. Knows nothing of torch."""
+"""Define what a study executes, and start its two workers on this machine. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from traincheck.errors import BadOption
 from traincheck.sdc.faults.fault import Fault, parse_fault
 from traincheck.sdc.frameworks import TORCH
 from traincheck.sdc.worker_processes import Job, run_children
-from traincheck.sdc.workload.sizes import must_be_divisible, size_of
+from traincheck.sdc.workload.sizes import check_divisible, size_of
 
 SUBMODULE, STEP, PERIOD = "submodule", "step", "period"
 LEVELS = (SUBMODULE, STEP, PERIOD)
 
 FORMAT, VERSION = "traincheck-sdc-study", 1
-"""Of the data that a study writes. 1: the first."""
+"""Format of the study file. 1: the first."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A study: the workload by its name, steps of each level, seed, device, threads on the CPU, levels, faults, the
-    ranks of a host over which a model is split, and the framework that executes it."""
+    """The settings of a study.
+
+    These are the workload by name, steps of each level, seed, device, CPU threads, levels, faults and framework.
+    `tensor_parallel` is the number of ranks over which a host splits the model.
+    """
 
     workload: str
     steps: int
@@ -39,27 +42,27 @@ class Plan:
     framework: str = TORCH
 
     def __post_init__(self) -> None:
-        """Raises BadOption for ranks over which a built-in workload cannot be split, and a fault on none of them."""
+        """Raises BadOption if the workload cannot be split over the ranks, or if a fault names another rank."""
         built_in = size_of(self.workload)
         if built_in is not None:
-            must_be_divisible(built_in, self.tensor_parallel)
+            check_divisible(built_in, self.tensor_parallel)
         for fault in self.faults:
             if self.tensor_parallel > 1 and fault.rank is not None and fault.rank >= self.tensor_parallel:
                 last = self.tensor_parallel - 1
                 raise BadOption("rank= of --fault", fault.rank, f"a rank of the suspect host, 0 to {last}")
 
     def data(self) -> dict[str, Any]:
-        """As JSON holds it, and `read_plan` reads it."""
+        """Return the plan as a JSON object, for `read_plan`."""
         return {**asdict(self), "levels": list(self.levels), "faults": [fault.text for fault in self.faults]}
 
 
 def read_plan(data: Mapping[str, Any]) -> Plan:
-    """The plan whose `data` this is."""
+    """Return the plan from its `data`."""
     return Plan(**{**data, "faults": tuple(parse_fault(text) for text in data["faults"])})
 
 
 def levels_of(named: Sequence[str]) -> tuple[str, ...]:
-    """The levels by name or number, in their order; all of them where none is named. Raises BadOption."""
+    """Return the levels by name or number, in order; all of them by default. Raises BadOption."""
     numbers = {str(number): level for number, level in enumerate(LEVELS, 1)}
     selected = set()
     for name in named:
@@ -69,10 +72,10 @@ def levels_of(named: Sequence[str]) -> tuple[str, ...]:
     return tuple(level for level in LEVELS if level in selected or not selected)
 
 
-def launched_rank(environ: Mapping[str, str] = os.environ, tensor_parallel: int = 1) -> int | None:
-    """The rank that a launcher such as torchrun gave this process, None where there was none.
+def launcher_rank(environ: Mapping[str, str] = os.environ, tensor_parallel: int = 1) -> int | None:
+    """Return the rank that a launcher such as torchrun gave this process, or None without a launcher.
 
-    Raises BadOption where it did not start two, or two for each rank of a host.
+    Raises BadOption unless the launcher started two processes, or two for each rank of a host.
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
@@ -93,9 +96,9 @@ def launched_rank(environ: Mapping[str, str] = os.environ, tensor_parallel: int 
 def run_pair(
     plan: Plan, progress: Callable[[str, int, int], object], on_output: Callable[[str], object]
 ) -> dict[str, Any]:
-    """Execute a study by processes of this machine, two for each rank of a host; what was found, as JSON holds it.
+    """Execute a study on this machine, with two processes for each rank of a host; return the results as a JSON object.
 
-    Ctrl-C ends it after a step, with what was found so far.
+    Ctrl-C ends the study after a step, with the results so far.
     """
     with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
         folder = Path(made)

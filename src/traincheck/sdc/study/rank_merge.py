@@ -1,6 +1,6 @@
-"""Rank merge: what the ranks of a suspect host have found, each of its part, as one result of the host.
+"""Merge the results of the ranks of a suspect host into one result of the host.
 
-It has the form of what a single worker finds, so that whoever reads one reads the other, and says which ranks it was.
+The merged result has the form of a single worker's result, and names the ranks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from traincheck.sdc.study.mismatch import worst
 Result = Mapping[str, Any]
 
 WAYS = ("forward", "backward", "gradient", "update")
-"""Directions, whose frequencies in a step are averaged: the ranks have equally many elements of each."""
+"""Directions whose frequencies in a step are averaged: the ranks have equally many elements of each."""
 COUNTS = ("elements", "different", "rated", "not_finite")
 
 
 def merged(ranks: Sequence[Result]) -> dict[str, Any]:
-    """The levels of a host: tables are summed, with the `ranks` that differ; the row of a step is that of the rank that
-    is farthest off, with its `rank`. `by_rank` has the levels of each."""
+    """Return the levels of a host.
+
+    Tables are summed and list the `ranks` that differ. The row of a step comes from the rank with the largest
+    difference. `by_rank` holds the levels of each rank.
+    """
     if len(ranks) == 1:
         return dict(ranks[0])
     return {level: _level([result[level] for result in ranks]) for level in ranks[0]}
@@ -41,7 +44,7 @@ def _level(ranks: Sequence[Result]) -> dict[str, Any]:
 
 
 def _side_by_side(ranks: Sequence[Result], name: str) -> list[tuple[Any, ...]]:
-    """Rows of the same place: all ranks execute the same, so they have the same rows."""
+    """Return corresponding rows of the ranks: all ranks execute the same work, so they have the same rows."""
     return list(zip(*(result[name] for result in ranks), strict=True))
 
 

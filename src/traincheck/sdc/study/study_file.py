@@ -1,4 +1,4 @@
-"""Study file: what a study has found, as it is kept in a file and read again. Knows nothing of torch."""
+"""Write the results of a study to a file, and read and validate such files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TEXT, COUNT, NUMBER, TRUTH = "a text", "a whole number", "a number or null", "tr
 
 
 MOST = 1 << 63
-"""Whole numbers below it can be drawn and added up."""
+"""Upper limit of whole numbers: smaller ones can be drawn and summed."""
 
 
 class _Maybe(dict[str, Any]):
-    """Parts that may be there."""
+    """Optional parts."""
 
 
 _MISMATCH = {
@@ -70,18 +70,18 @@ _SHAPE = {
     },
     "": _Maybe(tensor_parallel=COUNT),
 }
-"""What has to be there for tables and pages; what stands under the empty name may be there."""
+"""The required parts for tables and pages; parts under the empty name are optional."""
 
 
 def write_study(study: Mapping[str, Any], path: Path) -> None:
-    """Raises OutputError where it cannot be written."""
+    """Write a study to a file. Raises OutputError."""
     write_whole(path, (json.dumps(study, indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """What a study has found, whose parts are as they should be.
+    """Read and validate a study file.
 
-    Raises StudyUnreadable for what is no such file, and StudyTooNew.
+    Raises StudyUnreadable for another or damaged file, and StudyTooNew.
     """
     data = _read(path)
     wrong = _wrong(data, _SHAPE, "") or next((f"levels has '{name}'" for name in set(data["levels"]) - set(LEVELS)), "")
@@ -90,8 +90,8 @@ def read_study(path: Path) -> dict[str, Any]:
     return data
 
 
-def may_replace_study(path: Path) -> None:
-    """Raises OtherFile for a file that is there and no study."""
+def check_replaceable_study(path: Path) -> None:
+    """Raise OtherFile if the file exists and is not a study."""
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
     try:
@@ -124,7 +124,7 @@ def _not_json(word: str) -> None:
 
 
 def _wrong(value: Any, shape: Any, name: str) -> str:
-    """What is not as it should be, in words; nothing where all is. Names that are not in the shape are of no matter."""
+    """Describe the first deviation from the shape; empty if there is none. Unknown names are ignored."""
     if isinstance(shape, str):
         return "" if _is(value, shape) else f"{name} is not {shape}"
     if isinstance(shape, list):
@@ -166,7 +166,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def differs(study: Mapping[str, Any]) -> bool:
-    """Whether anything that the suspect computed was not as the trusted worker's."""
+    """Whether any result of the suspect differs from the trusted worker's."""
     levels = study["levels"].values()
     parameters = any(row["relative_distance"] != 0 for row in study["levels"].get(PERIOD, {}).get("series", []))
     losses = any(row["loss"] != row["suspect_loss"] for level in levels for row in level["series"])

@@ -1,9 +1,8 @@
-"""Pair: two workers that execute the same training, and how the suspect one is told what the trusted one has computed.
+"""Connect the trusted and the suspect worker of a study, and send trusted values to the suspect.
 
-Each worker may be a host of N ranks: those below N are the trusted host, and rank i of it makes a pair with rank i of
-the suspect one. All goes from the trusted rank of a pair to the suspect one, which compares: so neither waits for an
-answer within a step. Over gloo and through the CPU's memory, whatever the device: the way itself is not what is
-studied.
+Each worker may be a host of N ranks. Ranks below N are the trusted host; its rank i is paired with rank i of the
+suspect host. Data flows only from the trusted rank to the suspect rank, which compares, so neither waits for an answer
+within a step. Transfers use gloo and CPU memory on every device: the study does not test the transfer.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from traincheck.errors import NotTheSameWork
 from traincheck.sdc.study.host import Host
 
 HOSTS = 2
-"""A trusted and a suspect one."""
+"""The trusted and the suspect host."""
 LEADER = 0
-"""The rank that is asked whether to go on, and that tells what was found."""
+"""The rank that decides whether to continue, and that reports the results."""
 
 CLOSING_SECONDS = 0.5
-"""Threads of gloo that are still ending abort an interpreter that has ended."""
+"""Gloo threads that are still ending can abort an interpreter that exits earlier."""
 
 
 class Pair:
-    """This rank's side, of both its pair and its host."""
+    """The connection of this rank to its pair and its host."""
 
     def __init__(self, rank: int, size: int = 1) -> None:
         """`rank` counts over both hosts; each host has `size` ranks."""
@@ -41,7 +40,7 @@ class Pair:
         self._partner, self._group = rank % size, None
 
     def create_groups(self) -> None:
-        """The groups in which hosts reduce and pairs compare; each rank is to make each of them."""
+        """Create the process groups of hosts and pairs; every rank must create each of them."""
         if self.size == 1:
             return
         for first in (0, self.size):
@@ -54,9 +53,9 @@ class Pair:
                 self._group = made
 
     def trusted_value(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The trusted worker's value, on the CPU, on both of them.
+        """Return the trusted worker's value, on the CPU, on both workers.
 
-        Raises NotTheSameWork where the suspect is about to compare another thing than the trusted one.
+        Raises NotTheSameWork if the suspect is about to compare another tensor.
         """
         self._agree(f"{name} of shape {tuple(tensor.shape)} and {tensor.dtype}")
         here = tensor.detach().to("cpu").contiguous()
@@ -69,7 +68,7 @@ class Pair:
         return here
 
     def check_same(self, name: str, value: int) -> None:
-        """Raises NotTheSameWork where a number is not the same on both."""
+        """Raise NotTheSameWork if the number differs between the workers."""
         received = torch.tensor([value], dtype=torch.int64)
         broadcast(received, self._partner, group=self._group)
         if int(received) != value:
@@ -79,13 +78,14 @@ class Pair:
         self.check_same(name, zlib.crc32(name.encode()))
 
     def agree_to_continue(self, proceed: bool) -> bool:
-        """Whether to go on, as the leader wants it."""
+        """Return the leader's decision on whether to continue."""
         decision = torch.tensor([int(proceed)])
         broadcast(decision, LEADER)
         return bool(decision)
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank has to say, by rank, on all. It is JSON: nothing that is received is executed."""
+        """Return the values of all ranks, by rank, on each of them. Values travel as JSON: received data is never
+        executed."""
         return [self._broadcast_from(rank, value) for rank in range(HOSTS * self.size)]
 
     def _broadcast_from(self, rank: int, value: Any) -> Any:
@@ -99,7 +99,7 @@ class Pair:
         return json.loads(bytes(data.tolist()))
 
     def close(self) -> None:
-        """All have come to the end."""
+        """Wait for all ranks and end the connection."""
         barrier()
         dist.destroy_process_group()
         time.sleep(CLOSING_SECONDS)

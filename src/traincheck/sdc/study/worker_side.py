@@ -1,4 +1,4 @@
-"""Side: one rank of the workers of a study, from its start to what was found."""
+"""Execute one rank of a study, from its start to the merged results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from traincheck.sdc.study.worker_pair import HOSTS, LEADER, Pair
 
 
 def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = None) -> dict[str, Any]:
-    """Take part in a study as this rank: the first half is trusted, the other suspect; what was found, on all.
+    """Execute this rank of a study and return the results of all ranks; the first half of the ranks is trusted.
 
-    `store` is where they meet; without it a launcher has said where. Ctrl-C at rank 0 ends all after a step.
+    `store` is the address at which the ranks connect; without it, a launcher has set the address. Ctrl-C at rank 0 ends
+    the study after a step.
     """
     stop = _stop_event()
     size = plan.tensor_parallel
@@ -52,7 +53,7 @@ def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = 
 
 
 def _workers(trusted: Sequence[dict[str, str]], suspect: Sequence[dict[str, str]]) -> dict[str, dict[str, str]]:
-    """What the first ranks run on, or the first two of a pair that run on something different."""
+    """Return the environments of a pair of ranks: the first pair that differs, else the first pair."""
 
     def differ(first: dict[str, str], second: dict[str, str]) -> bool:
         return {**first, "host": ""} != {**second, "host": ""}
@@ -63,7 +64,7 @@ def _workers(trusted: Sequence[dict[str, str]], suspect: Sequence[dict[str, str]
 
 
 def _stop_event() -> threading.Event:
-    """Set by Ctrl-C, or by what a launcher sends. Not to be raised: the other worker waits in the midst of a step."""
+    """Return an event that Ctrl-C or a launcher's signal sets. Raising would block the other worker within a step."""
     requested = threading.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):

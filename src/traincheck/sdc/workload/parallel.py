@@ -1,8 +1,8 @@
-"""Parallel: the built-in decoder, split over the ranks of a host (Shoeybi et al., "Megatron-LM", 2019).
+"""Split the built-in decoder over the ranks of a host (Shoeybi et al., "Megatron-LM", 2019).
 
-Heads of attention and hidden numbers of the feed-forward are split: what makes them by columns, what uses them by rows.
-Embedding, norms and head are whole on each rank. The reductions are modules of their own, outside of attention and
-feed-forward: so what these return, and the gradients of what they are given, are those of one rank alone.
+Attention heads and hidden units of the feed-forward are split: by columns where they are computed, by rows where they
+are used. Each rank holds the whole embedding, norms and head. Reductions are separate modules. The outputs and input
+gradients of attention and feed-forward therefore belong to one rank alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import nn
 
 from traincheck.sdc.study.host import Host
 from traincheck.sdc.workload.decoder import Block, Decoder, DecoderWorkload
-from traincheck.sdc.workload.sizes import DecoderConfig, must_be_divisible
+from traincheck.sdc.workload.sizes import DecoderConfig, check_divisible
 
 BY_COLUMN, BY_ROW = 0, 1
 SPLIT = {
@@ -28,7 +28,7 @@ SPLIT = {
 
 
 class Spread(nn.Module):  # type: ignore[misc]
-    """What follows is computed in parts; its gradient is summed over the ranks."""
+    """Distributes its input to the ranks' parts; the gradient is summed over the ranks."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Spread(nn.Module):  # type: ignore[misc]
 
 
 class Summed(nn.Module):  # type: ignore[misc]
-    """What was computed in parts is summed over the ranks."""
+    """Sums the ranks' parts."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Summed(nn.Module):  # type: ignore[misc]
 
 
 class ParallelBlock(Block):
-    """A layer whose attention and feed-forward are this rank's part of them."""
+    """A layer with this rank's part of attention and feed-forward."""
 
     def __init__(self, config: DecoderConfig, host: Host) -> None:
         super().__init__(config, host.size)
@@ -63,20 +63,21 @@ class ParallelBlock(Block):
 
 
 class ParallelDecoderWorkload(DecoderWorkload):
-    """One rank's part of the built-in workload: the same model and losses from the same seed, but for rounding."""
+    """One rank's part of the built-in workload. Model and losses equal the unsplit ones of the same seed, except for
+    rounding."""
 
     def __init__(self, config: DecoderConfig, seed: int, device: torch.device, dtype: torch.dtype, host: Host) -> None:
-        """Raises BadOption where heads or hidden numbers cannot be given to the ranks in equal parts."""
+        """Raises BadOption if heads or hidden units cannot be split equally over the ranks."""
         super().__init__(config, seed, device, dtype)
         self.host = host
-        must_be_divisible(config, host.size)
+        check_divisible(config, host.size)
 
     def empty_model(self) -> nn.Module:
-        """This rank's part of the model."""
+        """Return this rank's part of the model."""
         return Decoder(self.config, lambda config: ParallelBlock(config, self.host))
 
     def first_value(self, name: str, shape: torch.Size, draws: torch.Generator) -> torch.Tensor:
-        """Drawn as a whole, of which this rank takes its part."""
+        """Draw the whole parameter and return this rank's part."""
         dimension = next((dimension for end, dimension in SPLIT.items() if name.endswith(f".{end}")), None)
         if dimension is None:
             return super().first_value(name, shape, draws)
@@ -86,7 +87,7 @@ class ParallelDecoderWorkload(DecoderWorkload):
         return drawn.narrow(dimension, self.host.rank * shape[dimension], shape[dimension])
 
     def submodules(self, model: nn.Module) -> dict[str, str]:
-        """Those of the decoder, and the reductions, so that what goes wrong in them is not told of what follows."""
+        """Return the submodules of the decoder, and the reductions, so that their errors are reported as theirs."""
         reductions = {
             name: "reduction" for name, module in model.named_modules() if isinstance(module, (Spread, Summed))
         }

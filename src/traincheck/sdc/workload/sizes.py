@@ -1,6 +1,6 @@
-"""Sizes: of the built-in decoder, and over how many ranks each can be split. Knows nothing of torch.
+"""List the sizes of the built-in decoder, and check over how many ranks each can be split. Imports no torch.
 
-They go from one that trains in milliseconds to the shapes of Llama 3 8B (Grattafiori et al., "The Llama 3 Herd of
+The smallest trains in milliseconds; the largest has the shapes of Llama 3 8B (Grattafiori et al., "The Llama 3 Herd of
 Models", 2024, table 3).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from traincheck.errors import BadOption
 
 BUILT_IN = "decoder-"
-"""How the names of the built-in workloads begin: `decoder-tiny`, `decoder-8b-bf16`."""
+"""Prefix of the names of built-in workloads: `decoder-tiny`, `decoder-8b-bf16`."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ SIZES = {
 
 
 def size_of(named: str) -> DecoderConfig | None:
-    """The sizes of the workload of this name, None where it is not built in."""
+    """Return the sizes of a built-in workload, or None for another name."""
     return SIZES.get(named.removeprefix(BUILT_IN).partition("-")[0]) if named.startswith(BUILT_IN) else None
 
 
-def must_be_divisible(config: DecoderConfig, ranks: int) -> None:
-    """Raises BadOption where heads or hidden numbers cannot be given to so many ranks in equal parts."""
+def check_divisible(config: DecoderConfig, ranks: int) -> None:
+    """Raise BadOption if heads or hidden units cannot be split equally over this number of ranks."""
     whole = {"heads": config.heads, "heads of keys and values": config.kv_heads, "hidden numbers": config.hidden}
     odd = [f"{count} {dimension}" for dimension, count in whole.items() if count % ranks]
     if odd:

@@ -1,7 +1,7 @@
-"""Training: what a study executes on a worker, in parts between which it stops, whatever computes them; and with torch.
+"""Define the training that a study executes on a worker, in parts between which the study compares values.
 
-Values are torch tensors, on whatever device they are. Those that a study looks at are handed to a function of its
-(`Seen`), name and value: what it returns takes the place of the value, None leaves it.
+Values are torch tensors on any device. The study receives them through a function (`Seen`). A tensor that the function
+returns replaces the value; None keeps it.
 """
 
 from __future__ import annotations
@@ -14,60 +14,60 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_map
 
-from traincheck.sdc.autograd_edits import put_in_place, with_input_gradients
+from traincheck.sdc.autograd_edits import replace_in_graph, with_input_gradients
 from traincheck.sdc.faults.fault import BACKWARD, FORWARD, Fault
 from traincheck.sdc.faults.inject import Injected, inject
 from traincheck.sdc.workload.workload import Workload, evaluation, submodules_of
 
 Seen = Callable[[str, torch.Tensor], torch.Tensor | None]
-"""Is given the name of a value and the value."""
+"""Receives the name of a value and the value."""
 SeenInside = Callable[[str, str, torch.Tensor], torch.Tensor | None]
-"""The same of a submodule: its name, the direction (what it returns, the gradient of what it was given), the value."""
+"""Receives the name of a submodule, the direction (output, or gradient of the input) and the value."""
 
 
 class Training(Protocol):
-    """A training that has just begun: another one of the same workload begins in the same way."""
+    """A training at its start; every training of a workload starts equally."""
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        """The submodules that are compared as one, by name, each with its kind."""
+        """The compared submodules by name, each with its kind."""
 
     def faulty(self, faults: Sequence[Fault], rank: int | None = None) -> AbstractContextManager[list[Injected]]:
-        """Have these strike in the block. Raises BadOption where a pattern names nothing.
+        """Inject these faults in the block. Raises BadOption if a pattern matches nothing.
 
-        `rank` is this one, by which a fault may be of another, if not that of torch.distributed.
+        `rank` overrides the rank of torch.distributed, which faults can be limited to.
         """
 
     def watched(self, seen: SeenInside) -> AbstractContextManager[None]:
-        """In the block `seen` is handed what each submodule computes, as faults have left it."""
+        """Pass the results of each submodule to `seen` in the block, after faults were applied."""
 
     def batch(self, step: int) -> Any:
-        """The batch of a training step, from 1 on."""
+        """Return the batch of a training step, counted from 1."""
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """The loss."""
+        """Return the loss."""
 
     def backward(self) -> None:
-        """The gradients of that loss."""
+        """Compute the gradients of the last loss."""
 
     def gradients(self, seen: Seen) -> None:
-        """Hand out the gradient of each parameter that has one."""
+        """Pass each parameter's gradient to `seen`, if it has one."""
 
     def update(self) -> None:
-        """A step of the optimizer."""
+        """Take an optimizer step."""
 
     def parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Each by its name."""
+        """Yield each parameter with its name."""
 
     def state(self, seen: Seen) -> None:
-        """Hand out all that the next step depends on: parameters, buffers, what the optimizer keeps."""
+        """Pass all state that the next step depends on to `seen`: parameters, buffers and optimizer state."""
 
     def evaluate(self) -> float:
-        """How good the parameters are; better when lower."""
+        """Return the quality of the parameters; lower is better."""
 
 
 class TorchTraining:
-    """A workload as torch executes it, module by module."""
+    """A workload that torch executes, module by module."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -152,6 +152,6 @@ def _enter(seen: SeenInside, name: str, _module: Any, args: Any, kwargs: Any) ->
 def _leave(seen: SeenInside, name: str, _module: Any, _args: Any, output: Any) -> Any:
     def left(value: Any) -> Any:
         other = seen(name, FORWARD, value) if isinstance(value, torch.Tensor) else None
-        return value if other is None else put_in_place(value, other.to(value.device))
+        return value if other is None else replace_in_graph(value, other.to(value.device))
 
     return tree_map(left, output)

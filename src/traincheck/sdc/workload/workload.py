@@ -1,4 +1,4 @@
-"""Workload: the training that is executed to find corruption, the built-in one or one that the user names."""
+"""Load the workload that a screening or study executes: a built-in decoder or a user's own training."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from traincheck.sdc.workload.parallel import ParallelDecoderWorkload
 from traincheck.sdc.workload.sizes import BUILT_IN, SIZES
 
 HELD_OUT = 1_000_000
-"""Batches from this number on are not trained on, but evaluated."""
+"""Batches from this number on are held out for evaluation."""
 EVALUATED = 4
-"""Batches of an evaluation where the workload has none of its own."""
+"""Batches of an evaluation, unless the workload defines its own."""
 
 
 class Workload(Protocol):
-    """A training, in the parts that are executed one by one. All of it is to depend on the seed alone.
+    """A training, split into parts. Everything must depend on the seed alone.
 
-    It may also have `evaluate(model) -> float`, which is better when lower (else the mean loss of held-out batches is
-    taken), `submodules(model) -> {name: kind}`, which modules are compared as one (else those without modules in
-    them, each by its class), and `tensor_parallel(host) -> Workload`, the part of it that a rank of a host executes.
+    Optional methods: `evaluate(model) -> float`, where lower is better (default: the mean loss of held-out batches);
+    `submodules(model) -> {name: kind}`, the modules to compare (default: those without child modules, by class);
+    `tensor_parallel(host) -> Workload`, the part that a rank of a host executes.
     """
 
     def build_model(self) -> torch.nn.Module:
-        """The model on its device, as it begins."""
+        """Return the initial model on its device."""
 
     def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of its parameters."""
+        """Return the optimizer of the model's parameters."""
 
     def batch(self, step: int) -> Any:
-        """The batch of a training step, from 1 on; those from `HELD_OUT` on are evaluated."""
+        """Return the batch of a training step, counted from 1; batches from `HELD_OUT` on are for evaluation."""
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """The loss of a batch, which is one number."""
+        """Return the loss of a batch, a single number."""
 
 
 PARALLEL = "tensor_parallel"
-"""The method of a workload that makes the part of it which one rank of a host executes."""
+"""The method of a workload that returns the part for one rank of a host."""
 
 METHODS = ("build_model", "build_optimizer", "batch", "loss")
 
 
 def load_workload(named: str, seed: int, device: torch.device, host: Host | None = None) -> Workload:
-    """The workload `decoder-SIZE[-DTYPE]`, or what the function `module:function` or `file.py:function` makes.
+    """Load the workload `decoder-SIZE[-DTYPE]`, or the result of `module:function` or `file.py:function`.
 
-    The function is called as `function(seed=..., device=...)`. With a host of several ranks it is the part that this
-    rank executes. Raises BadOption for a name that is none, and for a workload that cannot be split so, and
-    WorkloadUnusable where it cannot be imported or is not what a `Workload` is.
+    The function is called as `function(seed=..., device=...)`. With a host of several ranks, the result is the part of
+    this rank. Raises BadOption for an unknown name, or for a workload that cannot be split. Raises WorkloadUnusable if
+    the workload cannot be imported or lacks a method of `Workload`.
     """
     parallel = host if host is not None and host.size > 1 else None
     if ":" not in named:
@@ -75,7 +75,7 @@ def load_workload(named: str, seed: int, device: torch.device, host: Host | None
             f"a workload with a parallel variant, and {named} has no method {PARALLEL}(host); leave the option out, "
             f"give it that method (docs/sdc.md), or take one of --workload {BUILT_IN}...",
         )
-    with blamed(named):
+    with workload_errors(named):
         return _checked(named, PARALLEL, made(parallel))
 
 
@@ -146,8 +146,8 @@ def _of_name(name: str) -> ModuleType:
 
 
 @contextmanager
-def blamed(named: str) -> Iterator[None]:
-    """What is raised in the block comes of this workload: WorkloadUnusable, with the line of the user's code."""
+def workload_errors(named: str) -> Iterator[None]:
+    """Raise errors of the block as WorkloadUnusable, with the line of the user's code."""
     try:
         yield
     except TrainCheckError:
@@ -167,7 +167,7 @@ def _describe(error: BaseException) -> str:
 
 
 def submodules_of(workload: Workload, model: torch.nn.Module) -> Mapping[str, str]:
-    """The modules that are compared as one, by name, each with its kind."""
+    """Return the compared modules by name, each with its kind."""
     own = getattr(workload, "submodules", None)
     if own is not None:
         named: Mapping[str, str] = own(model)
@@ -182,7 +182,7 @@ def submodules_of(workload: Workload, model: torch.nn.Module) -> Mapping[str, st
 
 
 def evaluation(workload: Workload, model: torch.nn.Module) -> float:
-    """What the workload's `evaluate` says, or the mean loss over held-out batches."""
+    """Return the result of the workload's `evaluate`, or the mean loss of held-out batches."""
     was_training = model.training
     model.train(False)
     try:

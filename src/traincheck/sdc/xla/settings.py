@@ -1,4 +1,4 @@
-"""Settings: what makes XLA compute the same bits in each process, and the device that it computes on."""
+"""Make XLA compute the same bits in each process, and select the device."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import jaxlib
 import torch
 
 from traincheck.errors import BadOption
-from traincheck.sdc.determinism import settle
+from traincheck.sdc.determinism import make_deterministic
 from traincheck.sdc.screening.devices import processor
 
 CPU = "cpu"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 ON_ACCELERATORS = "--xla_gpu_deterministic_ops=true"
-"""Kernels without atomic sums, and none chosen by timing them, which two processes may do otherwise."""
+"""Use kernels without atomic sums. XLA must not select kernels by timing them, as two processes may select differently.
+"""
 
 
-def settle_xla(seed: int, threads: int, device: str, wide: bool) -> tuple[jax.Device, dict[str, str]]:
-    """Settle all that is known to make a difference between two runs; the device, and the settings by name.
+def make_xla_deterministic(seed: int, threads: int, device: str, wide: bool) -> tuple[jax.Device, dict[str, str]]:
+    """Set everything that is known to change results between runs; return the device, and the settings by name.
 
-    `wide`: whether fp64 is computed. What the user has set in XLA_FLAGS stays. It has to come before JAX computes
-    anything in this process. Raises BadOption for a device that JAX has not got here.
+    `wide` enables fp64. The user's XLA_FLAGS stay. Call this before JAX computes anything in this process. Raises
+    BadOption for a device that JAX does not have here.
     """
     seeds = "seeds of random, numpy and torch"  # torch draws the weights and the batches
-    settings = {seeds: settle(seed, threads)[seeds]}
+    settings = {seeds: make_deterministic(seed, threads)[seeds]}
     platform = device.partition(":")[0]
     for name, value in variables(threads, platform, os.environ).items():
         os.environ[name] = settings[name] = value
@@ -42,7 +43,7 @@ def settle_xla(seed: int, threads: int, device: str, wide: bool) -> tuple[jax.De
 
 
 def variables(threads: int, platform: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that XLA reads when it begins, and what they are to be; what the user set stays."""
+    """Return the environment variables that XLA reads at its start; the user's own settings stay."""
     ours = [ONE_THREAD] if threads == 1 else []
     ours += [] if platform == CPU else [ON_ACCELERATORS]
     given = environ.get("XLA_FLAGS", "").split()
@@ -69,7 +70,7 @@ def _device(text: str) -> jax.Device:
 
 
 def software(device: jax.Device, threads: int) -> dict[str, str]:
-    """What the bits of a result depend on besides the work itself, as `devices.software` tells it of torch."""
+    """Return the versions and hardware that results depend on, like `devices.software` for torch."""
     return {
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,

@@ -1,7 +1,7 @@
-"""Training: the built-in decoder as XLA executes it, with what a study looks at between its programs.
+"""Train the built-in decoder with XLA, and pass values to a study between its programs.
 
-Weights and batches are those of the torch workload, so that the same seed begins with the same numbers and the losses
-of both frameworks can be laid beside each other. Forward, backward and updates are programs of XLA.
+Weights and batches come from the torch workload. The same seed therefore starts with the same numbers, and the losses
+of both frameworks are comparable. Forward, backward and updates are XLA programs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from traincheck.sdc.faults.fault import BACKWARD, FORWARD, GRADIENT, OPTIMIZER, Fault
 from traincheck.sdc.faults.inject import Injected, none_matches, own_rank
-from traincheck.sdc.frameworks import XLA, must_be_executable
+from traincheck.sdc.frameworks import XLA, check_executable
 from traincheck.sdc.workload.decoder import DecoderWorkload
 from traincheck.sdc.workload.sizes import BUILT_IN
 from traincheck.sdc.workload.training import Seen, SeenInside
@@ -25,10 +25,10 @@ from traincheck.sdc.xla.decoder import Compiled, Pull, Submodule, submodules
 
 
 class XlaWorkload:
-    """A decoder and its programs, which all trainings of it have in common."""
+    """A decoder and its compiled programs, which all its trainings share."""
 
     def __init__(self, workload: DecoderWorkload) -> None:
-        """`workload` is of the CPU: it draws the weights and the batches."""
+        """`workload` is on the CPU: it draws the weights and the batches."""
         self.drawn = workload
         self.submodules = submodules(workload.config)
         placeholder = torch.nn.Parameter(torch.zeros(1))
@@ -37,7 +37,7 @@ class XlaWorkload:
         )
 
     def begin(self) -> XlaTraining:
-        """A training of it, from its first step on."""
+        """Return a new training."""
         return XlaTraining(self)
 
 
@@ -66,7 +66,7 @@ class XlaTraining:
 
     @contextmanager
     def faulty(self, faults: Sequence[Fault], rank: int | None = None) -> Iterator[list[Injected]]:
-        must_be_executable(XLA, BUILT_IN, faults)
+        check_executable(XLA, BUILT_IN, faults)
         for fault in faults:
             names = list(self._values if fault.of_parameters else self._submodules)
             if not any(self._hits(fault, name) for name in names):
