@@ -1,1 +1,1 @@
-"""Benchmarks: each folder is one command, `python -m benchmarks.NAME`; results are kept as data in `results/`."""
+"""Measures TrainCheck: each folder is one command, `python -m benchmarks.NAME`, and keeps its results in `results/`."""

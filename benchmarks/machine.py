@@ -1,4 +1,4 @@
-"""The machine and the versions that a result was measured with."""
+"""Describes the machine and the library versions of a measurement."""
 
 from __future__ import annotations
 

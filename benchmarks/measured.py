@@ -1,4 +1,4 @@
-"""Measured commands: wall-clock seconds, seconds of the processors, and the memory of the largest process."""
+"""Runs a command and measures wall-clock time, processor time, and the memory of its largest process."""
 
 from __future__ import annotations
 

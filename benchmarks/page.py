@@ -1,4 +1,4 @@
-"""The page of results: docs/benchmarks.md, written from the data in `results/`."""
+"""Writes docs/benchmarks.md from the data in `results/`."""
 
 from __future__ import annotations
 
@@ -172,30 +172,30 @@ def write_page() -> None:
     detection, live, ranks = _data("detection"), _data("live"), _data("ranks")
     soak = _data("soak")
     if detection:
-        parts += [tables.text(detection), _told_machine(detection)]
+        parts += [tables.text(detection), _machine_text(detection)]
     if live:
-        parts += [live_table.text(live), _told_machine(live)]
+        parts += [live_table.text(live), _machine_text(live)]
     if cost:
-        parts += [COST, _table(cost), _start_up(cost.get("start_up")), _told_machine(cost)]
+        parts += [COST, _table(cost), _start_up(cost.get("start_up")), _machine_text(cost)]
     replays = _data("replays")
     if replays:
-        parts += [REPLAYS.format(every=replays["every"]), _replays(replays), _told_machine(replays)]
+        parts += [REPLAYS.format(every=replays["every"]), _replays(replays), _machine_text(replays)]
     if soak:
-        parts += [SOAK, soak_table.text(soak), _told_machine(soak)]
+        parts += [SOAK, soak_table.text(soak), _machine_text(soak)]
     if ranks:
-        parts += [_ranks(ranks), _told_machine(ranks)]
+        parts += [_ranks(ranks), _machine_text(ranks)]
     inference, scale = _data("inference"), _data("scale")
     if inference:
-        parts += [_inference(inference), _told_machine(inference)]
+        parts += [_inference(inference), _machine_text(inference)]
     if scale:
-        parts += [_scale(scale), _told_machine(scale)]
+        parts += [_scale(scale), _machine_text(scale)]
     if transfer:
-        parts += [TRANSFER, _summary(transfer), _told_machine(transfer)]
+        parts += [TRANSFER, _summary(transfer), _machine_text(transfer)]
     versions = _data("versions")
     if versions:
-        parts += [VERSIONS, _versions(versions), _told_machine(versions)]
+        parts += [VERSIONS, _versions(versions), _machine_text(versions)]
     if pipeline:
-        parts += [PIPELINE, _variations(pipeline), _told_machine(pipeline)]
+        parts += [PIPELINE, _variations(pipeline), _machine_text(pipeline)]
     PAGE.write_text("".join(parts))
 
 
@@ -386,7 +386,7 @@ def _variations(pipeline: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _told_machine(result: dict[str, Any]) -> str:
+def _machine_text(result: dict[str, Any]) -> str:
     machine = result["machine"]
     return (
         f"\nMeasured on {machine['cores']} cores ({machine['processor']}), Python {machine['python']}, "

@@ -1,4 +1,4 @@
-"""Recorded examples: run folders of good scripts, made once and reused."""
+"""Records the example scripts once and reuses their run folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated recordings: a real one, written out over and over with other numbers, as a long run would have left it."""
+"""Builds a long recording: repeats a real one with new step numbers and values."""
 
 from __future__ import annotations
 

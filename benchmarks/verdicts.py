@@ -1,4 +1,4 @@
-"""Verdicts from tallies: how a book fares on a recorded run, without walking the run again for each book.
+"""Judges a book on a recorded run from its tally, without reading the run again for each book.
 
 A tally holds how often each property held and failed in each context of a fully recorded run, which is all that a
 verdict rests on. `benchmarks.transfer` compares a sample of these verdicts with those of the offline checker.
@@ -15,15 +15,15 @@ from traincheck.vocab.invariant import Invariant
 
 
 @dataclass(frozen=True)
-class Fared:
+class RuleOutcomes:
     """The deployed rules that were triggered on a run, and those of them that failed."""
 
     triggered: tuple[Invariant, ...]
     failed: tuple[Invariant, ...]
 
 
-def fared(book: Book, tally: Tally) -> Fared:
-    """How the rules of `book` fared on the run behind `tally`."""
+def outcomes_on(book: Book, tally: Tally) -> RuleOutcomes:
+    """Return the deployed rules of `book` that triggered, and that failed, on the run behind `tally`."""
     triggered, failed = [], []
     for rule in deployable(book.invariants, tally.script):
         held, broken = _counts(rule, tally)
@@ -31,7 +31,7 @@ def fared(book: Book, tally: Tally) -> Fared:
             triggered.append(rule)
         if broken:
             failed.append(rule)
-    return Fared(tuple(triggered), tuple(failed))
+    return RuleOutcomes(tuple(triggered), tuple(failed))
 
 
 def _counts(rule: Invariant, tally: Tally) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""What simple detectors see of a run: loss, gradient norm, anomaly mode. To compare with; no part of TrainCheck."""
+"""Simple detectors to compare TrainCheck with: loss, gradient norm and anomaly mode."""

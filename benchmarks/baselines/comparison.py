@@ -1,4 +1,4 @@
-"""Comparison: at which steps the simple detectors alarm on the runs of a case."""
+"""Finds the steps in which the simple detectors alarm on the runs of a case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detectors: rules on loss and gradient norm as they are in use, and two learned ones from scikit-learn.
+"""Detectors on loss and gradient norm: the usual thresholds and two learned ones from scikit-learn.
 
 Each gives the first step (counted from 1) at which it would alarm, or None. Thresholds are the customary ones: three
 standard deviations, three times the median, scikit-learn's defaults. The learned ones are fitted to a clean run of the

@@ -1,4 +1,4 @@
-"""The meter: notes loss and gradient norm of the program that this process is about to run."""
+"""Records loss and gradient norm of the program that this process runs."""
 
 from __future__ import annotations
 

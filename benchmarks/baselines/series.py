@@ -1,4 +1,4 @@
-"""Series: loss and gradient norm of a run by step, out of what `meter` noted."""
+"""Reads loss and gradient norm by step from the notes of `meter`."""
 
 from __future__ import annotations
 

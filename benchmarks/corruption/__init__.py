@@ -1,1 +1,1 @@
-"""Corruption: which injected hardware faults are found, by what, and how soon. No part of TrainCheck."""
+"""Measures which injected hardware faults each detector finds, and how soon."""

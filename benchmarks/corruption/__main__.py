@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         interrupted = True
     seconds = None if chosen.go_on else round(time.monotonic() - began)
-    result = {"machine": machine(), "seconds": seconds, **gathered(parts, kept, chosen.quick)}
+    result = {"machine": machine(), "seconds": seconds, **results_so_far(parts, kept, chosen.quick)}
     print(summary(result))
     if interrupted:
         print("It was interrupted; this is what was done. --go-on goes on from here.", file=sys.stderr)
@@ -114,7 +114,7 @@ def execute(part: str, kept: Kept, quick: bool, jobs: int) -> None:
             add(group, task, studied.study(task))
 
 
-def gathered(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
+def results_so_far(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
     """What the chosen parts have shown so far."""
     result: dict[str, Any] = {"runs": [], "clean": {}, "thresholds": {}, "studies": {}}
     rows: list[dict[str, Any]] = []

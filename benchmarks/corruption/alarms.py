@@ -1,4 +1,4 @@
-"""Alarms: the usual ones on loss and on the norm of the gradients, to compare with.
+"""The usual alarms on loss and gradient norm, to compare TrainCheck with.
 
 Each alarms on a value that is not finite, and, from the eleventh step on, on one that lies further above the median of
 up to twenty steps before it than so many robust standard deviations (1.4826 times the median absolute deviation). How

@@ -1,4 +1,4 @@
-"""Effect tables: what injected faults did to a training, from the studies."""
+"""Tables of the effect of injected faults on training, from the studies."""
 
 from __future__ import annotations
 

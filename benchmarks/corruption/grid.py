@@ -1,4 +1,4 @@
-"""Grid: the points of the benchmark, each a training and the fault in it, and as many trainings without one."""
+"""The grid of the benchmark: trainings with one fault each, and as many trainings without a fault."""
 
 from __future__ import annotations
 

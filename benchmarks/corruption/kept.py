@@ -1,4 +1,4 @@
-"""Kept: what each run has shown, a line each, so that what was interrupted can go on."""
+"""Stores the outcome of each run as one line, so that an interrupted benchmark can resume."""
 
 from __future__ import annotations
 

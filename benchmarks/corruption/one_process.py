@@ -1,4 +1,4 @@
-"""One process: trainings and screenings that need one each, spread over several."""
+"""Runs trainings and screenings that need one process each, several at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the results: docs/sdc-detection.md, and the summary in a terminal."""
+"""Writes docs/sdc-detection.md and the summary for the terminal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def text(result: Mapping[str, Any]) -> str:
         period=effect_tables.period(studies),
         single_steps=effect_tables.single_steps(studies),
         submodules=effect_tables.submodules(studies),
-        machine=_told_machine(result["machine"]),
+        machine=_machine_text(result["machine"]),
         **_counts(result),
     )
 
@@ -135,5 +135,5 @@ def _thresholds(limits: Mapping[str, Mapping[str, float]]) -> str:
     )
 
 
-def _told_machine(machine: Mapping[str, Any]) -> str:
+def _machine_text(machine: Mapping[str, Any]) -> str:
     return f"Measured with Python {machine['python']} and torch {machine['torch']} on CPUs ({machine['processor']})."

@@ -1,4 +1,4 @@
-"""Screened: a device that has the fault, as `traincheck sdc screen` sees it, with and without known fingerprints.
+"""Screens a device with a fault as `traincheck sdc screen` does, with and without reference fingerprints.
 
 A round is three training steps, and matrix products, which no fault is put into. Screening ends when both ways have
 found the fault, or after the last round.

@@ -1,4 +1,4 @@
-"""Studied: what a fault does to a training, by `traincheck sdc study` with the fault in the suspect worker."""
+"""Measures the effect of a fault on training with `traincheck sdc study`; the suspect worker has the fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tally: how many of the runs in which a fault struck a detector found, how soon, and what it said of all others.
+"""Counts for each detector: runs with a fault that it detected, its delay, and its false alarms.
 
 A run in which the fault never struck is no positive: an alarm in it is a false one, as is an alarm in a clean run, or
 one that comes before the first stroke.

@@ -1,4 +1,4 @@
-"""Two ranks: starts the job of two that trains points one after the other, and brings home what either has seen."""
+"""Starts the two-rank job that trains one point after the other, and collects the outcome of both ranks."""
 
 from __future__ import annotations
 

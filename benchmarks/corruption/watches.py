@@ -1,5 +1,4 @@
-"""Watches: detectors that need two ranks, each as `traincheck.checked` is called for it, and the faults that it is
-given.
+"""Detectors that need two ranks: the options of `traincheck.checked` for each, and the faults it is given.
 
 The fault is on rank 1. Training of two ranks takes longer than that of one, so the grids are smaller.
 """

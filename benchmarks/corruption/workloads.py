@@ -1,4 +1,4 @@
-"""Workloads: what is trained, besides the built-in decoder; as `--workload MODULE:FUNCTION` takes it."""
+"""Workloads besides the built-in decoder, for `--workload MODULE:FUNCTION`."""
 
 from __future__ import annotations
 

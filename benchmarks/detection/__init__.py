@@ -1,1 +1,1 @@
-"""The silent-error benchmark: 50 real errors, reproduced one by one, and what is detected of them."""
+"""The silent-error benchmark: reproduces 50 real errors and counts how many TrainCheck detects."""

@@ -21,10 +21,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.detection.books import EXAMPLES, TWIN, WHOLE, alarms, example_programs, left_out
+from benchmarks.detection.books import EXAMPLES, TWIN, WHOLE, alarms, example_programs, leave_one_out
 from benchmarks.detection.cases import BadCase, Case, read_cases
 from benchmarks.detection.live import run_live
-from benchmarks.detection.live_table import shortfalls, told_in
+from benchmarks.detection.live_table import detected_in, shortfalls
 from benchmarks.detection.recordings import ROOT, ProgramFailed
 from benchmarks.detection.runs import Learned, RecordingOptions, Run, recorded_example, run_case
 from benchmarks.detection.warm import warm_pool
@@ -106,7 +106,7 @@ def false_alarms(book: Book, runs: list[Run], learned: list[Learned], jobs: int,
     twins = [run.twin for run in runs if run.twin is not None]
     examples = {example.name: example.tally for example in learned}
     everything = {**cases, **examples}
-    one_less = left_out(examples, jobs) if others else {}
+    one_less = leave_one_out(examples, jobs) if others else {}
     return {
         f"{EXAMPLES} book on the clean cases": alarms([book], cases).as_data(),
         f"{TWIN} books on all clean runs": alarms(twins, everything).as_data() if twins else {},
@@ -161,7 +161,7 @@ def spread(pool: ProcessPoolExecutor, work: Callable[..., T], items: Iterable[tu
             if isinstance(error, ProgramFailed):
                 failed.append(str(error))
             else:
-                tell(future.result())
+                print_progress(future.result())
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -170,12 +170,12 @@ def spread(pool: ProcessPoolExecutor, work: Callable[..., T], items: Iterable[tu
     return [future.result() for future in futures]
 
 
-def tell(done: Learned | Run | dict[str, Any]) -> None:
+def print_progress(done: Learned | Run | dict[str, Any]) -> None:
     """A line for what is done."""
     if isinstance(done, dict):
         short = shortfalls(done)
-        fared = f"NOT {', '.join(short)}" if short else "all as wanted"
-        print(f"{done['part']} {done['id']}: {told_in(done)} live; {fared}", flush=True)
+        outcome = f"NOT {', '.join(short)}" if short else "all as wanted"
+        print(f"{done['part']} {done['id']}: {detected_in(done)} live; {outcome}", flush=True)
         return
     if isinstance(done, Learned):
         print(f"  recorded {done.name} in {done.seconds:.1f} s", flush=True)

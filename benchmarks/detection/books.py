@@ -1,4 +1,4 @@
-"""Books: what is learned from the examples, what from the twins of a case, and how either fares on clean runs."""
+"""Learns books from the examples and from the twins of a case, and counts their false alarms on clean runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection.recordings import ROOT, Program, of_example
-from benchmarks.verdicts import fared
+from benchmarks.verdicts import outcomes_on
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.pack_building import read_themes, split_by_theme
 from traincheck.inference.tally import Tally
@@ -36,7 +36,7 @@ def example_programs(runs: Path) -> list[Program]:
 
 @dataclass
 class Alarms:
-    """How one book fared on clean runs: every violated rule of it is a false alarm."""
+    """Counts of a book on clean runs: every violated rule is a false alarm."""
 
     runs: int = 0
     triggered: int = 0
@@ -47,7 +47,7 @@ class Alarms:
 
     def add(self, name: str, book: Book, tally: Tally) -> None:
         """Count what `book` says of the clean run behind `tally`."""
-        outcome = fared(book, tally)
+        outcome = outcomes_on(book, tally)
         self.runs += 1
         self.triggered += len(outcome.triggered)
         self.failed += len(outcome.failed)
@@ -81,7 +81,7 @@ class Alarms:
 
 
 def alarms(books: Iterable[Book], clean: Mapping[str, Tally]) -> Alarms:
-    """How all of `books` fared on all clean runs."""
+    """Count the false alarms of all `books` on all clean runs."""
     counts = Alarms()
     for book in books:
         for name, tally in clean.items():
@@ -93,7 +93,7 @@ WHOLE = ""
 """In place of a pack: the book that all packs are made of."""
 
 
-def left_out(tallies: Mapping[str, Tally], jobs: int) -> dict[str, Alarms]:
+def leave_one_out(tallies: Mapping[str, Tally], jobs: int) -> dict[str, Alarms]:
     """How the book of all others fares on each example (`WHOLE`), and each pack that is made of it; `jobs` books are
     learned at a time."""
     by_pack: dict[str, Alarms] = {}
@@ -107,7 +107,7 @@ def left_out(tallies: Mapping[str, Tally], jobs: int) -> dict[str, Alarms]:
 
 
 _shared: dict[str, Tally] = {}
-"""In a process of `left_out`: the tallies of all examples."""
+"""The tallies of all examples."""
 
 
 def _share(tallies: Mapping[str, Tally]) -> None:

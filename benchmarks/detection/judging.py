@@ -1,4 +1,4 @@
-"""Judging: what a book found in a buggy run that it did not find in the clean one, and whether it names the cause."""
+"""Judges the findings that a book makes in a buggy run only: do they come in time and name the cause?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITHIN = 1
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a case fared under one book.
+    """The verdict on a case under one book.
 
     What is wrong before the first step (0) shows when it is first used: told in step 1, it is told in the same step.
     `detected`: an error finding that the clean run does not have, first told within one step of the first bad step.
@@ -39,14 +39,14 @@ class Verdict:
 
 
 def judge(case: Case, buggy: Report, book: Book, already_failing: Set[str]) -> Verdict:
-    """The verdict on a case from the report on its buggy run under `book`; `known` are the rules (their ids) that the
+    """The verdict on a case from the report on its buggy run under `book`; `already_failing` are the ids of rules that the
     clean run violates under the same book."""
     findings = buggy.findings
     new = [finding for finding in findings if not set(finding.invariants) <= already_failing]
     errors = [finding for finding in new if finding.severity == ERROR]
     late = min((finding.step - case.first_bad_step for finding in errors), key=abs, default=None)
     leading = findings[0] if findings else None
-    missing = lacking(case.names, words_of(leading) if leading else "")
+    missing = missing_groups(case.names, words_of(leading) if leading else "")
     failed = violated(buggy) - already_failing
     return Verdict(
         detected=late is not None and abs(late) <= WITHIN,
@@ -68,8 +68,8 @@ def violated(report: Report) -> frozenset[str]:
     return frozenset(rule for finding in report.findings for rule in finding.invariants)
 
 
-def lacking(groups: Sequence[tuple[str, ...]], text_of_finding: str) -> tuple[tuple[str, ...], ...]:
-    """The groups of words of which `said` has none."""
+def missing_groups(groups: Sequence[tuple[str, ...]], text_of_finding: str) -> tuple[tuple[str, ...], ...]:
+    """The groups of words of which `text_of_finding` contains none."""
     text = text_of_finding.lower()
     return tuple(group for group in groups if not any(word.lower() in text for word in group))
 

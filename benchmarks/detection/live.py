@@ -1,4 +1,4 @@
-"""Live: the clean and the buggy program of a case under `traincheck run`, as a user starts them, and what it tells.
+"""Runs both programs of a case under `traincheck run` and compares the live findings with offline ones.
 
 The book is the one that a team would have: that of the examples together with that of earlier runs of this program. The
 report is judged by the rules that judge recordings, and set against two checks that were not live: of the recording
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.detection.books import TWIN
 from benchmarks.detection.cases import BUGGY, CLEAN, VARIANTS, Case
-from benchmarks.detection.judging import judge, lacking, things_of, violated
+from benchmarks.detection.judging import judge, missing_groups, things_of, violated
 from benchmarks.detection.recordings import TIMEOUT, Program, ProgramFailed, programs_of
 from benchmarks.detection.runs import RecordingOptions, recordings_of, twin_book
 from traincheck.checking.offline import check_folder
@@ -51,7 +51,7 @@ class Watched:
 
     @property
     def before_the_end(self) -> float | None:
-        """Seconds between the leading finding's being told and the last event of a rank; below 0, it came too late."""
+        """Seconds from the report of the leading finding to the last event of a rank; negative if it came too late."""
         if not self.report.findings:
             return None
         leading = self.report.findings[0]
@@ -86,11 +86,13 @@ def row_of(case: Case, seen: Mapping[str, Watched], recorded_in: Mapping[str, Pa
         "first_bad_step": case.first_bad_step,
         "live": asdict(judge(case, buggy, book, violated(clean))),
         "offline": asdict(judge(case, recorded, book, violated(recorded_clean))),
-        "unlike_its_recording": unlike(buggy, check_folder(seen[BUGGY].folder, book).report),
+        "unlike_its_recording": differing_findings(buggy, check_folder(seen[BUGGY].folder, book).report),
         "not_told_live": sorted(finding_texts(recorded) - finding_texts(buggy)),
         "ranks_told": list(leading.ranks) if leading else [],
         "ranks_lacking": sorted(set(case.at_fault or range(case.ranks)) - set(leading.ranks)) if leading else [],
-        "things_lacking": [list(group) for group in lacking(case.concerns, things_of(leading) if leading else "")],
+        "things_lacking": [
+            list(group) for group in missing_groups(case.concerns, things_of(leading) if leading else "")
+        ],
         "clean": [finding.title for finding in clean.findings],
         "not_observed": sorted({*buggy.not_observed, *clean.not_observed}),
         "before_the_end": seen[BUGGY].before_the_end,
@@ -140,8 +142,8 @@ def last_event(run: RunFolder) -> float:
     return max((file.stat().st_mtime for job in run.jobs() for file in job.files.values()), default=0.0)
 
 
-def unlike(first: Report, other: Report) -> list[str]:
-    """The findings that only one of two reports on a run tells, in words."""
+def differing_findings(first: Report, other: Report) -> list[str]:
+    """The findings, as text, that only one of two reports on a run contains."""
     return sorted(finding_texts(first) ^ finding_texts(other))
 
 

@@ -1,4 +1,4 @@
-"""The live table: what `traincheck run` tells of jobs of several ranks, as text for docs/benchmarks.md."""
+"""Formats the live findings on jobs of several ranks for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _cases(rows: list[Row]) -> Iterator[str]:
         cells = [
             f"[{row['id']}]({row['source']})",
             f"step {row['first_bad_step']}",
-            _marked(told_in(row), "in the same step" in short),
+            _marked(detected_in(row), "in the same step" in short),
             _marked(
                 "-" if row["before_the_end"] is None else f"{row['before_the_end']:.1f} s", "before the end" in short
             ),
@@ -72,8 +72,8 @@ def _cases(rows: list[Row]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |\n"
 
 
-def told_in(row: Row) -> str:
-    """The step in which the error was told."""
+def detected_in(row: Row) -> str:
+    """The step in which TrainCheck reported the error."""
     late = row["live"]["late"]
     return "missed" if late is None else f"step {row['first_bad_step'] + late}"
 

@@ -1,4 +1,4 @@
-"""Runs: an example recorded and tallied, a case recorded and judged; what the processes of the benchmark do."""
+"""Work of the benchmark's processes: record and tally an example, record and judge a case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.detection.books import EXAMPLES, TWIN
 from benchmarks.detection.cases import BUGGY, CLEAN, Case
 from benchmarks.detection.judging import judge
 from benchmarks.detection.recordings import Program, Recording, programs_of, record
-from benchmarks.verdicts import fared
+from benchmarks.verdicts import outcomes_on
 from traincheck.checking.offline import check_folder_against
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_folder
@@ -72,7 +72,7 @@ def run_case(case: Case, recording_options: RecordingOptions, book_file: Path, b
     verdicts = {}
     checks = check_folder_against(recordings[BUGGY].folder, list(books.values()))
     for (name, book), checked in zip(books.items(), checks, strict=True):
-        already_failing = {rule.id for rule in fared(book, clean).failed}
+        already_failing = {rule.id for rule in outcomes_on(book, clean).failed}
         verdicts[name] = asdict(judge(case, checked.report, book, already_failing))
     row = {
         "id": case.id,
@@ -94,7 +94,7 @@ def run_case(case: Case, recording_options: RecordingOptions, book_file: Path, b
 def recordings_of(
     case: Case, programs: Mapping[str, Program], recording_options: RecordingOptions
 ) -> dict[str, Recording]:
-    """The recordings of a case's programs, those of its twins left out where `place` says so."""
+    """The recordings of a case's programs, without those of its twins unless `recording_options.twins` is set."""
     home = recording_options.runs / case.folder.name
     return {
         which: record(program, home / which, reuse=recording_options.reuse, cold=recording_options.cold)

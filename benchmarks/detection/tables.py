@@ -1,4 +1,4 @@
-"""Tables: the result of the benchmark as text for docs/benchmarks.md, misses and false alarms in full."""
+"""Formats the result of the benchmark for docs/benchmarks.md, with every miss and false alarm."""
 
 from __future__ import annotations
 

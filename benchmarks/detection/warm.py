@@ -1,4 +1,4 @@
-"""Warm starts: programs run in forks of a process that has imported torch already, without a launcher.
+"""Starts programs in forks of a process that has already imported torch, without a launcher.
 
 Note [Warm starts]
 The benchmark starts some six hundred short programs, and of five seconds that one takes to start and train, the import

@@ -1,1 +1,1 @@
-"""What it takes to learn from a recording and to check one, as both grow."""
+"""Measures the cost of learning from recordings and of checking them, for growing sizes."""

@@ -1,1 +1,1 @@
-"""What observation costs: step time of full collection and of live checking against the plain program."""
+"""Measures the cost of observation: step time of full collection and live checking against the plain program."""

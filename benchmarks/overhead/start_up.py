@@ -1,4 +1,4 @@
-"""What a command adds to a program that is over at once: wall clock from its start to its end, all processes together.
+"""Measures the start-up cost of a command on a program that ends at once.
 
 The modes take turns, and the figure is the median over the rounds of the difference to the plain program in the same
 round. Beside it stand the seconds of the processors, in which what is done while the program waits counts, too; they

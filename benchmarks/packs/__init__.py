@@ -1,1 +1,1 @@
-"""Packs: the books that come with TrainCheck, made from the examples."""
+"""Learns the packs, the books that come with TrainCheck, from the examples."""

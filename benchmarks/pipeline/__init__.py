@@ -1,1 +1,1 @@
-"""Whether a pipeline's own rules keep quiet on its next clean run, and say what changed where something did."""
+"""Measures false alarms of a pipeline's own rules on its next clean run, and their findings after a change."""

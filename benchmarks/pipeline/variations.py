@@ -1,4 +1,4 @@
-"""Variations: for each example, three clean runs and four changes that a user may make, as arguments or as edits."""
+"""For each example, three clean runs and four changes that a user may make, as arguments or as edits."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def normalised(text: str) -> list[str]:
 
 def unjoined(lines: Iterable[str], known_lines: Collection[str]) -> list[str]:
     """The lines of several processes, sorted. Two that were printed at once and have become one are split again: a line
-    counts as two where both parts are `known` lines."""
+    counts as two where both parts are in `known_lines`."""
     heads, whole = sorted(known_lines, key=lambda line: (len(line), line)), frozenset(known_lines)
     return sorted(part for line in lines for part in _parts(line, heads, whole))
 
@@ -112,7 +112,7 @@ def pattern(line: str) -> str:
     return _DIGITS.sub("#", line)
 
 
-def unsteady(first: Sequence[str], second: Sequence[str]) -> Unsteady:
+def changing_numbers(first: Sequence[str], second: Sequence[str]) -> Unsteady:
     """What differs between two runs of the same program: by pattern the positions of the numbers that do, or None where
     the runs do not even have equally many lines of the pattern."""
     ours, theirs = _by_pattern(first), _by_pattern(second)
@@ -127,7 +127,7 @@ def unsteady(first: Sequence[str], second: Sequence[str]) -> Unsteady:
     return positions_of
 
 
-def joined(parts: Iterable[Unsteady]) -> Unsteady:
+def merge_unsteady(parts: Iterable[Unsteady]) -> Unsteady:
     """All that differs between any of the runs."""
     merged: Unsteady = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""The page of the results: docs/public-programs.md."""
+"""Writes docs/public-programs.md."""
 
 from __future__ import annotations
 

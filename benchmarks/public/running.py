@@ -1,4 +1,4 @@
-"""Runs a program plain and under `traincheck run`, and records what came of it."""
+"""Runs a program plain and under `traincheck run`, and compares the two."""
 
 from __future__ import annotations
 
@@ -176,8 +176,8 @@ def _compared(program: Program, plain: list[Ran], observed: list[Ran]) -> dict[s
             [ran._replace(out=output.unjoined(ran.out, known_lines)) for ran in runs] for runs in (plain, observed)
         )
     first = plain[0]
-    ignored = output.joined(output.unsteady(first.out, ran.out) for ran in plain[1:])
-    ignored_err = output.joined(output.unsteady(first.err, ran.err) for ran in plain[1:])
+    ignored = output.merge_unsteady(output.changing_numbers(first.out, ran.out) for ran in plain[1:])
+    ignored_err = output.merge_unsteady(output.changing_numbers(first.err, ran.err) for ran in plain[1:])
     results = [output.compare(first.out, ran.out, ignored) for ran in observed]
     worst = min(results, key=lambda comparison: comparison.equal)
     lost = [line for ran in observed for line in output.lost(first.err, ran.err, ignored_err)]

@@ -1,4 +1,4 @@
-"""The verdict about a program: was it left as it was, and is each finding true."""
+"""Judges a program: did TrainCheck leave its output unchanged, and is each finding true?"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What comparing ranks costs: measured on this machine, and simulated for jobs that it could not hold."""
+"""Measures the cost of comparing ranks, on this machine and in simulated jobs that are too large for it."""

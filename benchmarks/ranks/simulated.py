@@ -1,4 +1,4 @@
-"""A simulated job: what each of its ranks tells in a step, for layouts in which large models are trained."""
+"""Simulates the digests that each rank of a large job sends in a step, for the usual layouts."""
 
 from __future__ import annotations
 

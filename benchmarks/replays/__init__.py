@@ -1,1 +1,1 @@
-"""What it costs to execute steps again."""
+"""Measures the cost of replaying steps."""

@@ -1,1 +1,1 @@
-"""What a long run costs in memory, on disk and in time, at its end as at its beginning."""
+"""Measures memory, disk and time of long runs, at the beginning and at the end."""

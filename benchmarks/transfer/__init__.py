@@ -1,1 +1,1 @@
-"""Whether what is learned from some scripts holds for others: false alarms and triggered rules."""
+"""Measures whether rules learned from some scripts hold for others: false alarms and triggered rules."""

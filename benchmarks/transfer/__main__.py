@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.page import write_page
 from benchmarks.recorded import EXAMPLES, ROOT, record
-from benchmarks.verdicts import fared
+from benchmarks.verdicts import outcomes_on
 from traincheck.checking.offline import check_folder
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_folder
@@ -74,7 +74,7 @@ def check_all(subsets: Sequence[tuple[str, ...]], tallies: dict[str, Tally], fol
 
 def row(subset: Sequence[str], name: str, book: Book, tally: Tally) -> dict[str, Any]:
     """What one book said of one clean script."""
-    outcome = fared(book, tally)
+    outcome = outcomes_on(book, tally)
     return {
         "learned_from": list(subset),
         "checked": name,

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.page import write_page
 from benchmarks.recorded import EXAMPLES, ROOT, record
-from benchmarks.verdicts import fared
+from benchmarks.verdicts import outcomes_on
 from traincheck.inference.learn import tally_folder
 from traincheck.invariants.book import Book
 from traincheck.invariants.packs import SHIPPED, book_of_packs, read_packs
@@ -71,7 +71,7 @@ def _versions(python: str) -> tuple[str, str]:
 
 def row(name: str, book: Book, here: Path, there: Path) -> dict[str, Any]:
     """How the packs fare on one example under the two versions."""
-    ours, others = (fared(book, tally_folder(folder)) for folder in (here, there))
+    ours, others = (outcomes_on(book, tally_folder(folder)) for folder in (here, there))
     passed, triggered, failed = (
         {rule.id for rule in ours.triggered} - {rule.id for rule in ours.failed},
         {rule.id for rule in others.triggered},

@@ -63,7 +63,7 @@ def workdir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def launched(workdir: Path) -> Launch:
-    """Launches words in `place` and returns how it went."""
+    """Launches words in `workdir` and returns the finished process."""
 
     def run(*words: str, stdin: str = "", environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -86,7 +86,7 @@ def driver_environ(workdir: Path, environ: Mapping[str, str] | None = None) -> d
 def launched_and_plain(
     launch: Launch, words: Sequence[str], workdir: Path, environ: Mapping[str, str] | None = None
 ) -> list[dict]:
-    """What the program tells of itself, launched and plain (less what is meant to differ)."""
+    """Both environments that the program prints, launched and plain, without the keys that differ by design."""
     mine = launch(*words, environ=environ)
     assert mine.returncode == 0, mine.stderr
     plain = subprocess.run(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from benchmarks.detection.__main__ import options
 from benchmarks.detection.cases import read_case, read_cases
-from benchmarks.detection.judging import judge, lacking, things_of, violated
-from benchmarks.detection.live import Watched, unlike
-from benchmarks.detection.live_table import GOALS, shortfalls, text, told_in
+from benchmarks.detection.judging import judge, missing_groups, things_of, violated
+from benchmarks.detection.live import Watched, differing_findings
+from benchmarks.detection.live_table import GOALS, detected_in, shortfalls, text
 
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Counts, Finding, Report, Site
@@ -43,34 +43,34 @@ def report(*findings: Finding) -> Report:
 
 def test_parameters_and_calls_are_looked_for_in_what_a_finding_says_of_the_place() -> None:
     groups = (("weight_hh", "reduce"), ("broadcast",), ("train.py",))
-    assert lacking(groups, things_of(FINDING)) == (("broadcast",),)
-    assert lacking((("replicas",), ("reduction",)), things_of(FINDING)) == (("replicas",), ("reduction",))
+    assert missing_groups(groups, things_of(FINDING)) == (("broadcast",),)
+    assert missing_groups((("replicas",), ("reduction",)), things_of(FINDING)) == (("replicas",), ("reduction",))
 
 
 def test_a_report_is_judged_against_the_clean_one(new_invariant: Callable[..., Invariant]) -> None:
     rule = new_invariant()
-    book, told = Book((rule,)), replace(FINDING, invariants=(rule.id,))
-    found = judge(CASE, report(told), book, already_failing=frozenset())
-    assert (found.same_step, found.late, found.errors, found.rules) == (True, 0, 1, 7)
-    assert len(found.failed) == 1 and found.diagnosed
-    assert not judge(CASE, report(told), book, violated(report(told))).detected
+    book, finding = Book((rule,)), replace(FINDING, invariants=(rule.id,))
+    judgement = judge(CASE, report(finding), book, already_failing=frozenset())
+    assert (judgement.same_step, judgement.late, judgement.errors, judgement.rules) == (True, 0, 1, 7)
+    assert len(judgement.failed) == 1 and judgement.diagnosed
+    assert not judge(CASE, report(finding), book, violated(report(finding))).detected
     assert judge(CASE, report(), book, frozenset()).late is None
 
 
-@pytest.mark.parametrize(("told", "ahead"), [(7.5, 2.5), (11.0, -1.0), (None, None)])
-def test_what_counts_is_when_the_leading_finding_was_told(told: float | None, ahead: float | None) -> None:
+@pytest.mark.parametrize(("seconds", "ahead"), [(7.5, 2.5), (11.0, -1.0), (None, None)])
+def test_what_counts_is_when_the_leading_finding_was_told(seconds: float | None, ahead: float | None) -> None:
     lines = [(6.0, "TrainCheck ERROR at step 41: another"), (6.5, "step 4: loss 0.1")]
-    if told is not None:
-        lines.append((told, "TrainCheck ERROR at step 4 on rank 1: Gradients"))
+    if seconds is not None:
+        lines.append((seconds, "TrainCheck ERROR at step 4 on rank 1: Gradients"))
     seen = Watched(Path("run"), report(FINDING), 12.0, tuple(lines), last_event=10.0)
     assert seen.before_the_end == ahead
 
 
 def test_reports_are_alike_or_tell_where_they_are_not() -> None:
     other = replace(FINDING, variables=("Net.head.weight",))
-    assert unlike(report(FINDING), report(FINDING)) == []
-    assert len(unlike(report(FINDING), report(other))) == 2
-    assert len(unlike(report(FINDING), report())) == 1
+    assert differing_findings(report(FINDING), report(FINDING)) == []
+    assert len(differing_findings(report(FINDING), report(other))) == 2
+    assert len(differing_findings(report(FINDING), report())) == 1
 
 
 def row(**changed: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_shortfalls_are_told(changed: dict[str, Any], short: str) -> None:
 
 def test_a_miss_is_told() -> None:
     missed = row(live={"same_step": False, "diagnosed": False, "late": None, "leading": None}, ranks_told=[])
-    assert told_in(missed) == "missed" and len(shortfalls(missed)) == 4 < len(GOALS)
+    assert detected_in(missed) == "missed" and len(shortfalls(missed)) == 4 < len(GOALS)
     assert "| **missed** |" in text({"rows": [missed]})
 
 

@@ -74,8 +74,16 @@ def program(source: Path, **more: Any) -> Program:
 
 
 def figures(**more: Any) -> dict[str, Any]:
-    alike = {"equal": True, "compared": 3, "lines": 3, "expected": "", "got": "", "lost_stderr": [], "new_stderr": []}
-    good = {"exit_plain": 0, "exit_observed": 0, "reported": True, "steps": 5, "output": alike, "findings": []}
+    same_output = {
+        "equal": True,
+        "compared": 3,
+        "lines": 3,
+        "expected": "",
+        "got": "",
+        "lost_stderr": [],
+        "new_stderr": [],
+    }
+    good = {"exit_plain": 0, "exit_observed": 0, "reported": True, "steps": 5, "output": same_output, "findings": []}
     return {**good, "seconds_plain": 2.0, "seconds_observed": 3.0, **more}
 
 
@@ -100,7 +108,7 @@ def test_a_list_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("0123456789012345678901234567890123456789", "main", "commit must have 40 hex digits"),
         ('"owner/name"', '"name"', "repository must be OWNER/NAME"),
@@ -114,9 +122,9 @@ def test_a_list_reads(tmp_path: Path) -> None:
         ('id = "one"', 'id = "One"', "id must be lower-case"),
     ],
 )
-def test_an_incomplete_entry_fails_clearly(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_an_incomplete_entry_fails_clearly(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in LIST
-    with pytest.raises(BadList, match=said):
+    with pytest.raises(BadList, match=message):
         read(tmp_path, LIST.replace(old, new))
 
 
@@ -213,10 +221,10 @@ def test_of_a_progress_bar_the_end_is_kept() -> None:
 
 
 def test_lines_that_two_processes_printed_at_once_are_split() -> None:
-    apart, joined = ["rank 1 starts", "rank 0 starts", "loss 1.5"], ["rank 0 startsrank 1 starts", "loss 1.5"]
-    known = {*apart, *joined}
-    assert output.unjoined(joined, known) == output.unjoined(apart, known) == sorted(apart)
-    assert output.unjoined(["loss 1.25"], known) == ["loss 1.25"]
+    separate, joined = ["rank 1 starts", "rank 0 starts", "loss 1.5"], ["rank 0 startsrank 1 starts", "loss 1.5"]
+    lines = {*separate, *joined}
+    assert output.unjoined(joined, lines) == output.unjoined(separate, lines) == sorted(separate)
+    assert output.unjoined(["loss 1.25"], lines) == ["loss 1.25"]
 
 
 def test_the_time_that_a_batch_took_and_its_mean_are_masked() -> None:
@@ -234,7 +242,7 @@ def test_numbers_that_differ_between_plain_runs_are_not_compared() -> None:
         ["epoch 1 loss 0.5 at 12", "epoch 2 loss 0.4 at 13"],
         ["epoch 1 loss 0.5 at 12", "epoch 2 loss 0.4 at 99"],
     )
-    ignored = output.unsteady(first, second)
+    ignored = output.changing_numbers(first, second)
     observed = ["epoch 1 loss 0.5 at 77", "epoch 2 loss 0.4 at 78"]
     assert output.compare(first, observed, ignored) == output.OutputComparison(True, 2, 2)
     differs = output.compare(first, ["epoch 1 loss 0.5 at 77", "epoch 2 loss 0.3 at 78"], ignored)
@@ -244,10 +252,10 @@ def test_numbers_that_differ_between_plain_runs_are_not_compared() -> None:
 
 def test_lines_of_which_plain_runs_have_unequal_counts_are_not_compared() -> None:
     first, second = ["epoch 1", "waited 3 times"], ["epoch 1", "waited 3 times", "waited 4 times"]
-    ignored = output.unsteady(first, second)
+    ignored = output.changing_numbers(first, second)
     assert output.compare(first, ["epoch 1"], ignored) == output.OutputComparison(True, 1, 2)
     assert not output.compare(first, ["epoch 2"], ignored).equal
-    assert output.joined([{"a": {1}, "b": {2}}, {"a": {3}, "b": None}]) == {"a": {1, 3}, "b": None}
+    assert output.merge_unsteady([{"a": {1}, "b": {2}}, {"a": {3}, "b": None}]) == {"a": {1, 3}, "b": None}
 
 
 def test_stderr_may_say_more_but_not_less() -> None:
@@ -259,7 +267,7 @@ def test_stderr_may_say_more_but_not_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "more", "said"),
+    ("expected", "more", "verdict_text"),
     [
         ((), {}, CLEAN),
         ((EXPLAINED,), {"findings": [FINDING]}, TRUE),
@@ -274,9 +282,9 @@ def test_stderr_may_say_more_but_not_less() -> None:
         ((), {"output": {"equal": True, "lost_stderr": ["a line"]}}, DIFFERS),
     ],
 )
-def test_verdicts(expected: tuple[Expected, ...], more: dict[str, Any], said: str) -> None:
+def test_verdicts(expected: tuple[Expected, ...], more: dict[str, Any], verdict_text: str) -> None:
     chosen = Program("one", "owner/name", "0" * 40, ("vision",), command=("train.py",), expected=expected)
-    assert verdict(chosen, figures(**more)) == said
+    assert verdict(chosen, figures(**more)) == verdict_text
 
 
 def test_fewer_steps_than_the_program_makes_are_not_recognised() -> None:
@@ -307,9 +315,9 @@ def test_the_page_names_each_finding_and_each_reason() -> None:
     explained = Program("one", "owner/name", "0" * 40, ("vision",), command=("train.py",), expected=(EXPLAINED,))
     other = Program("two", "owner/name", "0" * 40, ("vision",), command=("two.py",))
     skipped = Program("three", "owner/name", "0" * 40, ("vision",), skipped="it needs a GPU")
-    found = {**figures(findings=[FINDING]), "megabytes_plain": 100, "megabytes_observed": 120}
+    measured = {**figures(findings=[FINDING]), "megabytes_plain": 100, "megabytes_observed": 120}
     machine = {"cores": 2, "processor": "x86_64", "python": "3.11", "torch": "2.13"}
-    programs = {"one": {"verdict": TRUE, **found}, "two": {"verdict": FALSE, **found}}
+    programs = {"one": {"verdict": TRUE, **measured}, "two": {"verdict": FALSE, **measured}}
     text = page.text([explained, other, skipped], {"machine": machine, "programs": programs})
     assert "| true finding | 1 |" in text and "| FALSE finding | 1 |" in text
     assert "True: the loop calls backward and step, and zero_grad nowhere (`train.py:12`)" in text

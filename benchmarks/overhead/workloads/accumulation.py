@@ -22,4 +22,4 @@ for _ in range(80):
     optimizer.step()
     schedule.step()
     clock.tick()
-clock.tell()
+clock.write_times()

@@ -35,4 +35,4 @@ for _ in range(4):
         loss.backward()
         optimizer.step()
         clock.tick()
-clock.tell()
+clock.write_times()

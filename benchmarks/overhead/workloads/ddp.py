@@ -31,7 +31,7 @@ def work(rank, port):
         optimizer.step()
         clock.tick()
     if rank == 0:
-        clock.tell()
+        clock.write_times()
     dist.barrier()
     del model, optimizer
     dist.destroy_process_group()

@@ -31,4 +31,4 @@ for _ in range(100):
     F.binary_cross_entropy_with_logits(judged, torch.ones_like(judged)).backward()
     of_generator.step()
     clock.tick()
-clock.tell()
+clock.write_times()

@@ -64,4 +64,4 @@ def train(sizes, batch, steps, clock):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         clock.tick()
-    clock.tell()
+    clock.write_times()

@@ -38,4 +38,4 @@ with tempfile.TemporaryDirectory() as folder:
         use_cpu=True,
     )
     Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Tokens(), callbacks=[Ticks(clock)]).train()
-clock.tell()
+clock.write_times()

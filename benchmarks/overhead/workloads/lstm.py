@@ -23,4 +23,4 @@ for _ in range(80):
     loss.backward()
     optimizer.step()
     clock.tick()
-clock.tell()
+clock.write_times()

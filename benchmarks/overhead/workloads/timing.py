@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Clock:
-    """Call `tick()` at the end of each step; `tell()` once at the end."""
+    """Call `tick()` at the end of each step; `write_times()` once at the end."""
 
     def __init__(self, warm_up=10):
         self.warm_up = warm_up
@@ -20,7 +20,7 @@ class Clock:
         self.times.append(now - self.last)
         self.last = now
 
-    def tell(self):
+    def write_times(self):
         with Path(os.environ["BENCH_OUT"]).open("w") as out:
             times = self.times[self.warm_up :]
             summary = {"median_step": statistics.median(times), "mean_step": statistics.fmean(times)}

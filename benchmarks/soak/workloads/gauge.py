@@ -29,11 +29,11 @@ class Gauge:
         self.times.append(now - self.last)
         self.step += 1
         if self.step % self.block == 0:
-            self.tell()
+            self.print_figures()
             now = time.perf_counter()
         self.last = now
 
-    def tell(self):
+    def print_figures(self):
         figures = {
             "step": self.step,
             "median_ms": statistics.median(self.times) * 1e3,
