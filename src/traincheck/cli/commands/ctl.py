@@ -294,9 +294,9 @@ def _print_status(folder: RunFolder, control: Control, as_json: bool) -> int:
 def _orders(control: Control) -> list[tuple[str, str]]:
     rows = [("muted", f"{rule}: {reason}") for rule, reason in sorted(control.muted.items())]
     rows += [("source off", name) for name in control.off]
-    if control.sample is not None:
+    if control.sample is not None and control.sample > 1:
         rows.append(("sample", f"1 of {control.sample} steps"))
-    if control.budget is not None:
+    if control.budget:
         rows.append(("budget", f"{100 * control.budget:g} % of the time"))
     if control.look.number:
         rows.append(("record", f"{amount(control.look.steps, 'step')} in full ({amount(control.look.number, 'time')})"))
