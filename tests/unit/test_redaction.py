@@ -54,7 +54,7 @@ def test_names_that_only_look_like_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "redacted"),
     [
         ("t.py --token abc --lr 1", "t.py --token [redacted] --lr 1"),
         ("t.py --api-key=abc --lr=1", "t.py --api-key=[redacted] --lr=1"),
@@ -73,15 +73,15 @@ def test_names_that_only_look_like_it(name: str) -> None:
         ("t.py --password -secret-", "t.py --password [redacted]"),
     ],
 )
-def test_command_lines(line: str, told: str) -> None:
-    assert " ".join(redaction.arguments(line.split())) == told
+def test_command_lines(line: str, redacted: str) -> None:
+    assert " ".join(redaction.arguments(line.split())) == redacted
 
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "redacted"),
     [
         ("no hf_abcdefghijklmnop1234 here", "no [redacted] here"),
         ("ghp_0123456789abcdefghij0123", MARK),
@@ -111,9 +111,9 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----"
         ("a task-specific-head-with-long-name", "a task-specific-head-with-long-name"),
     ],
 )
-def test_texts(text: str, told: str) -> None:
-    assert redaction.text(text) == told
-    assert redaction.text(told) == told
+def test_texts(text: str, redacted: str) -> None:
+    assert redaction.text(text) == redacted
+    assert redaction.text(redacted) == redacted
 
 
 def test_what_the_environment_holds_is_found_wherever_it_turns_up(

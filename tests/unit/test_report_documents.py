@@ -82,9 +82,9 @@ def test_junit_is_read_by_a_reader_of_junit(name: str, tmp_path: Path) -> None:
     sink.open({})
     sink.close(REPORTS[name])
     read = junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
-    told = (read.tests, read.failures, read.skipped)
+    totals = (read.tests, read.failures, read.skipped)
     read.update_statistics()  # counted by the reader
-    assert told == (read.tests, read.failures, read.skipped)
+    assert totals == (read.tests, read.failures, read.skipped)
     cases = [case.name for suite in read for case in suite]
     assert len(cases) == len(set(cases)) == len(REPORTS[name].findings) + 1
 
@@ -93,8 +93,8 @@ def test_junit_is_read_by_a_reader_of_junit(name: str, tmp_path: Path) -> None:
 
 
 def sarif(report: Report) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(SarifSink("-").text(report))
-    return found
+    document: dict[str, Any] = json.loads(SarifSink("-").text(report))
+    return document
 
 
 def test_sarif_tells_each_finding(some_report: Report) -> None:
@@ -102,16 +102,16 @@ def test_sarif_tells_each_finding(some_report: Report) -> None:
     error, notice = run["results"]
     assert (error["level"], error["ruleId"]) == ("error", "optimizer-changes-nothing")
     assert (notice["level"], notice["ruleIndex"]) == ("note", 1)
-    (place,) = error["locations"]
-    assert place["physicalLocation"] == {
+    (location,) = error["locations"]
+    assert location["physicalLocation"] == {
         "artifactLocation": {"uri": "project/train.py", "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": 42},
     }
-    assert place["logicalLocations"] == [{"fullyQualifiedName": "train_step", "kind": "function"}]
+    assert location["logicalLocations"] == [{"fullyQualifiedName": "train_step", "kind": "function"}]
     assert notice["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
     assert error["properties"]["ranks"] == [1] and error["properties"]["invariants"]
-    told = [one["message"]["text"] for one in run["invocations"][0]["toolExecutionNotifications"]]
-    assert told == [
+    messages = [notification["message"]["text"] for notification in run["invocations"][0]["toolExecutionNotifications"]]
+    assert messages == [
         "not observed: calls inside compiled regions (2 times)",
         "not observed: arguments of foreign kernels",
     ]
@@ -120,8 +120,8 @@ def test_sarif_tells_each_finding(some_report: Report) -> None:
 def test_sarif_names_the_same_thing_alike_in_every_run(some_report: Report) -> None:
     later = replace(some_report.findings[0], step=9, last_step=11, times=2)
     first, second = (
-        sarif(replace(some_report, findings=(found,)))["runs"][0]["results"][0]
-        for found in (some_report.findings[0], later)
+        sarif(replace(some_report, findings=(finding,)))["runs"][0]["results"][0]
+        for finding in (some_report.findings[0], later)
     )
     assert first["partialFingerprints"] == second["partialFingerprints"] and first["ruleId"] == second["ruleId"]
     long = [slug_of("a rule of many words " * 9 + end) for end in ("x", "y")]
@@ -130,9 +130,9 @@ def test_sarif_names_the_same_thing_alike_in_every_run(some_report: Report) -> N
 
 
 def test_sarif_makes_no_links_of_what_strangers_wrote() -> None:
-    told = [one["message"]["text"].splitlines()[0] for one in sarif(REPORTS["hostile"])["runs"][0]["results"]]
-    assert r"\[e\](http://example.com)" in told[1]
-    assert told[4].endswith(r"{{{{ 7 * 7 }}}} ${{jndi}} \\n.")
+    messages = [result["message"]["text"].splitlines()[0] for result in sarif(REPORTS["hostile"])["runs"][0]["results"]]
+    assert r"\[e\](http://example.com)" in messages[1]
+    assert messages[4].endswith(r"{{{{ 7 * 7 }}}} ${{jndi}} \\n.")
     assert slug_of(HOSTILE[1]) == "a-b-c-d-e-http-example-com-www-example-com-someone"
 
 
@@ -154,8 +154,8 @@ def test_files_are_named_from_the_root_of_the_repository(
     assert next(commands(some_report)).startswith("::error file=jobs/project/train.py,line=42,")
     inside = replace(some_report.findings[0], site=Site(str(tmp_path / "lib" / "a b.py"), 3, ""))
     outside = replace(inside, site=Site("/opt/lib/c.py", 3, ""))
-    found = sarif(replace(some_report, findings=(inside, outside)))["runs"][0]["results"]
-    places = [one["locations"][0]["physicalLocation"]["artifactLocation"] for one in found]
+    results = sarif(replace(some_report, findings=(inside, outside)))["runs"][0]["results"]
+    places = [result["locations"][0]["physicalLocation"]["artifactLocation"] for result in results]
     assert places == [{"uri": "lib/a%20b.py", "uriBaseId": "%SRCROOT%"}, {"uri": "file:///opt/lib/c.py"}]
 
 
@@ -173,9 +173,9 @@ def test_github_annotates_the_line(some_report: Report) -> None:
 
 
 def test_github_is_given_one_command_a_finding_whatever_it_says() -> None:
-    told = list(commands(REPORTS["hostile"]))
-    assert len(told) == len(HOSTILE)
-    for line in told:
+    lines = list(commands(REPORTS["hostile"]))
+    assert len(lines) == len(HOSTILE)
+    for line in lines:
         assert "\n" not in line and "\r" not in line
         command, data = re.fullmatch(r"::error ([^:]*)::(.*)", line).groups()  # type: ignore[union-attr]
         assert [part.partition("=")[0] for part in command.split(",")] == ["file", "line", "title"]
@@ -193,8 +193,8 @@ def test_github_appends_to_the_summary(
     sink.open({})
     sink.close(some_report)
     assert summary.read_text() == "before\n" + markdown_of(some_report)
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("::error ")
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("::error ")
     GitHubSink("-").close(some_report)
     assert capsys.readouterr().out.startswith("::error ")
     with pytest.raises(ValueError, match="github=-"):

@@ -57,9 +57,9 @@ def hostile(attack: str, report: Report, make: Callable[..., Invariant]) -> str:
     run: dict[str, object] = {"script": attack, attack: attack, "argv": [attack], "nested": {attack: [attack]}}
     states = [replace(report.ranks[0], job=f"{number}{attack}", end=attack, what=attack) for number in range(2)]
     partings = (replace(report.partings[0], job=states[0].job, what=attack),)
-    told = replace(report, findings=(finding, finding), not_observed=(attack,), run=run)
-    told = replace(told, ranks=tuple(states), partings=partings)
-    return html_of(told, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)], [exhibit(attack)])
+    hostile_report = replace(report, findings=(finding, finding), not_observed=(attack,), run=run)
+    hostile_report = replace(hostile_report, ranks=tuple(states), partings=partings)
+    return html_of(hostile_report, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)], [exhibit(attack)])
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -69,8 +69,8 @@ def test_no_text_of_a_report_becomes_part_of_the_page(
     attacked = Page(hostile(attack, some_report, new_invariant))
     assert attacked.raw == page.raw
     assert {tag for tag, _ in attacked.elements} <= {tag for tag, _ in page.elements} | {"details", "summary"}
-    known = {name for _, attributes in page.elements for name in attributes}
-    assert {name for _, attributes in attacked.elements for name in attributes} <= known
+    attribute_names = {name for _, attributes in page.elements for name in attributes}
+    assert {name for _, attributes in attacked.elements for name in attributes} <= attribute_names
     assert " ".join(attack.split()) in attacked.text
 
 
@@ -161,7 +161,7 @@ def test_a_name_that_is_not_unicode_can_be_told(clean_report: Report, tmp_path: 
     assert r"tr\udce4in.py" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_place_that_cannot_be_written_is_told(clean_report: Report, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(clean_report: Report, tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         render_html(clean_report, (), tmp_path)
 
@@ -176,14 +176,14 @@ def test_the_axis_has_some_ticks_and_not_too_many(some_report: Report, steps: in
 def test_lanes_lie_within_the_axis(some_report: Report) -> None:
     error = some_report.findings[0]
     late, early = replace(error, step=400, last_step=500), replace(error, step=0, last_step=0)
-    told = timeline((late, early, *[error] * LANES), 120)
-    assert told.last == 500 and told.beyond == 2 and len(told.lanes) == LANES
-    assert (told.lanes[0].left, told.lanes[0].width) == (80, 20)
-    assert (told.lanes[1].left, told.lanes[1].width) == (0, 0)
+    drawn = timeline((late, early, *[error] * LANES), 120)
+    assert drawn.last == 500 and drawn.beyond == 2 and len(drawn.lanes) == LANES
+    assert (drawn.lanes[0].left, drawn.lanes[0].width) == (80, 20)
+    assert (drawn.lanes[1].left, drawn.lanes[1].width) == (0, 0)
 
 
 def test_ranks_stand_side_by_side(some_report: Report, clean_report: Report) -> None:
-    told = " ".join(" ".join(Page(html_of(some_report, ())).texts).split())
-    assert "Ranks Steps Windows Recording Beside the others 0 120 650 ended gradients differ since step 5" in told
-    assert "1 118 640 killed" in told and "Since step 5, gradients differ between ranks 0, 1" in told
+    text = " ".join(" ".join(Page(html_of(some_report, ())).texts).split())
+    assert "Ranks Steps Windows Recording Beside the others 0 120 650 ended gradients differ since step 5" in text
+    assert "1 118 640 killed" in text and "Since step 5, gradients differ between ranks 0, 1" in text
     assert "side by side" not in html_of(clean_report, ())

@@ -45,23 +45,23 @@ def test_a_clean_report_is_read_as_it_was_written(clean_report: Report, tmp_path
 
 
 def test_the_document_has_exactly_the_promised_fields(path: Path) -> None:
-    told = json.loads(path.read_text())
+    document = json.loads(path.read_text())
     promised = ["version", "verdict", "findings", "counts", "not_observed", "run", "ranks", "partings", "cost"]
-    assert list(told) == promised
-    assert told["version"] == 1 and told["verdict"] == "errors"
-    assert [" ".join(finding) for finding in told["findings"]] == [FIELDS, FIELDS]
-    assert told["findings"][0]["site"] == {"file": "project/train.py", "line": 42, "function": "train_step"}
-    assert told["findings"][1]["site"] is None
+    assert list(document) == promised
+    assert document["version"] == 1 and document["verdict"] == "errors"
+    assert [" ".join(finding) for finding in document["findings"]] == [FIELDS, FIELDS]
+    assert document["findings"][0]["site"] == {"file": "project/train.py", "line": 42, "function": "train_step"}
+    assert document["findings"][1]["site"] is None
 
 
 def test_a_report_from_before_ranks_were_told_is_read(some_report: Report, path: Path) -> None:
-    told = json.loads(path.read_text())
-    del told["ranks"], told["partings"], told["findings"][0]["ranks"], told["findings"][0]["compared"]
-    del told["findings"][0]["diagnosis"]
-    path.write_text(json.dumps(told))
-    found = read_json(path)
-    assert (found.ranks, found.partings, found.findings[0].ranks) == ((), (), ())
-    assert found.counts == some_report.counts
+    document = json.loads(path.read_text())
+    del document["ranks"], document["partings"], document["findings"][0]["ranks"], document["findings"][0]["compared"]
+    del document["findings"][0]["diagnosis"]
+    path.write_text(json.dumps(document))
+    restored = read_json(path)
+    assert (restored.ranks, restored.partings, restored.findings[0].ranks) == ((), (), ())
+    assert restored.counts == some_report.counts
 
 
 def test_the_sink_writes_at_the_end_only(some_report: Report, tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_facts_about_the_run_that_json_does_not_know_become_text(clean_report: R
         "seen": {"a"},
         "name": "tr\udce4in.py",
     }
-    told = json.loads(json_of(replace(clean_report, run=run)))["run"]
-    assert told == {"folder": "runs/one", "loss": None, "3": "three", "seen": ["a"], "name": r"tr\udce4in.py"}
+    document = json.loads(json_of(replace(clean_report, run=run)))["run"]
+    assert document == {"folder": "runs/one", "loss": None, "3": "three", "seen": ["a"], "name": r"tr\udce4in.py"}
 
 
 def test_a_missing_report_is_told(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_missing_report_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "reason"),
     [
         (b"", "empty"),
         (b"\x89PNG\r\n\x1a\n", "not JSON"),
@@ -101,9 +101,9 @@ def test_a_missing_report_is_told(tmp_path: Path) -> None:
         (b'{"version": "1"}', "$.version"),
     ],
 )
-def test_a_file_that_is_no_report_is_told_apart(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_file_that_is_no_report_is_told_apart(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "file").write_bytes(content)
-    assert why in complaint(tmp_path / "file")
+    assert reason in complaint(tmp_path / "file")
 
 
 def test_a_folder_is_no_report(tmp_path: Path) -> None:
@@ -131,13 +131,13 @@ def test_a_verdict_that_does_not_follow_from_the_findings_is_refused(path: Path)
 
 
 def test_fields_of_a_later_minor_change_are_passed_over(some_report: Report, path: Path) -> None:
-    told = json.loads(path.read_text())
-    told["more"] = told["findings"][0]["more"] = told["counts"]["more"] = 1
-    path.write_text(json.dumps(told))
+    document = json.loads(path.read_text())
+    document["more"] = document["findings"][0]["more"] = document["counts"]["more"] = 1
+    path.write_text(json.dumps(document))
     assert read_json(path) == some_report
 
 
-def test_a_place_that_cannot_be_written_is_told(some_report: Report, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(some_report: Report, tmp_path: Path) -> None:
     with pytest.raises(OutputError):
         write_json(some_report, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -79,9 +79,9 @@ def test_what_watching_took_is_told_by_its_parts() -> None:
 
 def test_pictures_are_told_in_words_as_well(some_report: Report) -> None:
     page = Page(html_of(some_report, (), [exhibit()]))
-    drawings = [told for told in page.all("svg") if told.get("aria-hidden") != "true"]
-    assert len(drawings) == 3 and all(told["role"] == "img" and told["aria-label"] for told in drawings)
-    assert "rank 0 and 1: 4 of 4 the same" in {told.get("title") for told in page.all("td")}
+    drawings = [drawing for drawing in page.all("svg") if drawing.get("aria-hidden") != "true"]
+    assert len(drawings) == 3 and all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
+    assert "rank 0 and 1: 4 of 4 the same" in {cell.get("title") for cell in page.all("td")}
 
 
 # -- a finding ---------------------------------------------------------------------------------------------------------
@@ -91,18 +91,18 @@ def test_a_finding_is_shown_with_files_pictures_evidence_and_the_command_that_mu
     some_report: Report, some_invariants: tuple[Invariant, ...]
 ) -> None:
     page = Page(html_of(some_report, [(rule, PASSED) for rule in some_invariants], [exhibit()]))
-    for told in (
+    for text in (
         "def train():",
         "Around the first violation",
         "traincheck mute Net.w",
         "It is right so in this program",
     ):
-        assert told in page.text
+        assert text in page.text
     assert "2 invariants behind this finding, and what they rest on" in page.text
     assert "1,200 occasions in 300 steps, 4 runs, 3 scripts, confidence" in page.text
-    (here,) = [told for told in page.all("li") if told.get("aria-current") == "true"]
+    (here,) = [item for item in page.all("li") if item.get("aria-current") == "true"]
     assert here["class"] == "here"
-    copied = {told["data-copies"] for told in page.all("button")}
+    copied = {button["data-copies"] for button in page.all("button")}
     assert copied == {"finding-1-site", "finding-1-mute"}  # the notice has neither site nor rules
 
 
@@ -132,14 +132,14 @@ def test_several_runs_stand_side_by_side(some_report: Report, clean_report: Repo
     judged = [(rule, PASSED) for rule in some_invariants]  # type: ignore[attr-defined]
     page = Page(page_of([PageRun(some_report, judged, [exhibit()], "one"), PageRun(clean_report, judged, (), "two")]))
     assert "2 runs side by side" in page.text and "not seen" in page.text
-    ids = [told["id"] for _, told in page.elements if told.get("id")]
+    ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
     assert len(ids) == len(set(ids))
     for link in page.all("a"):
         assert (link["href"] or "").removeprefix("#") in ids
-    for told in page.all("form"):
-        assert told["data-filters"] in ids
-    for told in page.all("button"):
-        assert told["data-copies"] in ids
+    for form in page.all("form"):
+        assert form["data-filters"] in ids
+    for button in page.all("button"):
+        assert button["data-copies"] in ids
     levels = [int(tag[1]) for tag, _ in page.elements if tag in ("h1", "h2", "h3", "h4", "h5")]
     assert levels.count(1) == 1 and all(after - before <= 1 for before, after in pairwise(levels))
 
@@ -178,8 +178,8 @@ def test_report_writes_one_page_of_several_runs(
     runs: Callable[..., list[str]], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", *runs("a", "b", "c"), "-o", "page.html"]) == 3
-    told = capsys.readouterr()
-    assert "report of b" in told.err and told.out.count("page.html") == 1
+    captured = capsys.readouterr()
+    assert "report of b" in captured.err and captured.out.count("page.html") == 1
     text = (folder / "page.html").read_text()
     assert "3 runs side by side" in text and 'id="run3-finding-1"' in text
     assert main(["report", "b", "--out", "one.html"]) == 0
@@ -205,8 +205,10 @@ def test_the_code_of_a_finding_is_on_the_page_if_it_is_as_it_was(folder: Path, s
     (folder / "loop.py").write_text("def train():\n    optimizer.step()  # <script>alert(1)</script>\n")
     os.utime(folder / "loop.py", (1.0, 1.0))
     write_run(folder / "run", "train.py", training(4))
-    told = replace(some_report, findings=(replace(some_report.findings[0], site=Site("loop.py", 2, "train")),))
-    write_json(with_files(told, folder, "2026-01-02T03:04:05+00:00"), folder / "run" / "report.json")
+    changed_report = replace(
+        some_report, findings=(replace(some_report.findings[0], site=Site("loop.py", 2, "train")),)
+    )
+    write_json(with_files(changed_report, folder, "2026-01-02T03:04:05+00:00"), folder / "run" / "report.json")
     assert main(["report", "run", "-o", "page.html"]) == 3
     page = (folder / "page.html").read_text()
     assert "optimizer.step()  # &lt;script&gt;alert(1)&lt;/script&gt;" in page and "alert(1)</script>" not in page

@@ -16,7 +16,7 @@ from traincheck.reporting.base import Sink
 from traincheck.reporting.book_view import book_data, book_view, selected
 from traincheck.reporting.rank_rows import job_names, rank_rows
 from traincheck.reporting.terminal import LIVE_BLOCKS, REASONS, ROWS, TerminalSink, finding_block
-from traincheck.vocab.finding import ENDED, STOPPED, Counts, Parting, RankState, Report, Site
+from traincheck.vocab.finding import ENDED, STOPPED, Counts, Divergence, RankState, Report, Site
 from traincheck.vocab.invariant import Invariant
 
 Tell = Callable[..., str]
@@ -43,21 +43,21 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Tell:
 
 def test_it_goes_to_stderr(some_report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     TerminalSink().close(some_report)
-    told = capsys.readouterr()
-    assert not told.out and "1 error and 1 notice" in told.err
+    captured = capsys.readouterr()
+    assert not captured.out and "1 error and 1 notice" in captured.err
 
 
 def test_a_finding_tells_all_it_knows(some_report: Report) -> None:
-    told = finding_block(some_report.findings[0]).plain
+    text = finding_block(some_report.findings[0]).plain
     for part in ("ERROR at step 3 on rank 1", "project/train.py:42 in train_step", "head.weight", "and 2 more"):
-        assert part in told
+        assert part in text
     for label in ("cause", "where", "variables", "expected", "observed", "look at", "invariants"):
-        assert f"\n  {label} " in told
+        assert f"\n  {label} " in text
 
 
 def test_what_a_finding_does_not_know_takes_no_line(some_report: Report) -> None:
-    told = finding_block(some_report.findings[1]).plain.splitlines()
-    assert [line.split()[0] for line in told] == ["TrainCheck", "expected", "observed"]
+    lines = finding_block(some_report.findings[1]).plain.splitlines()
+    assert [line.split()[0] for line in lines] == ["TrainCheck", "expected", "observed"]
 
 
 def test_no_escape_codes_where_there_is_no_terminal(some_report: Report, tell: Tell) -> None:
@@ -67,14 +67,14 @@ def test_no_escape_codes_where_there_is_no_terminal(some_report: Report, tell: T
 def test_colours_and_links_on_a_terminal(some_report: Report, tell: Tell, folder: Path) -> None:
     (folder / "project").mkdir()
     (folder / "project" / "train.py").touch()
-    told = tell(some_report, force_terminal=True, color_system="standard")
-    assert "\x1b[1;31m" in told and (folder / "project" / "train.py").resolve().as_uri() in told
+    text = tell(some_report, force_terminal=True, color_system="standard")
+    assert "\x1b[1;31m" in text and (folder / "project" / "train.py").resolve().as_uri() in text
 
 
 def test_no_color_is_honoured(some_report: Report, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    told = tell(some_report, force_terminal=True, color_system="standard")
-    assert "[1;31m" not in told and ";31m" not in told and "[33m" not in told
+    text = tell(some_report, force_terminal=True, color_system="standard")
+    assert "[1;31m" not in text and ";31m" not in text and "[33m" not in text
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 300])
@@ -85,17 +85,17 @@ def test_lines_fit_the_terminal_and_never_more_than_120(some_report: Report, tel
 def test_a_path_is_never_broken(some_report: Report, tell: Tell) -> None:
     file = "a_long_folder/" * 12 + "train.py"
     finding = replace(some_report.findings[0], site=Site(file, 7, "step"))
-    told = tell(replace(some_report, findings=(finding,)), ("/reports/" * 20 + "report.html",), width=80)
-    assert f"{file}:7 in step" in told and "/reports/" * 20 + "report.html" in told
+    text = tell(replace(some_report, findings=(finding,)), ("/reports/" * 20 + "report.html",), width=80)
+    assert f"{file}:7 in step" in text and "/reports/" * 20 + "report.html" in text
 
 
 def test_what_looks_like_markup_or_steers_a_terminal_is_told_as_it_is(some_report: Report, tell: Tell) -> None:
     finding = replace(some_report.findings[0], title="[red]x[/red]\x1b]0;evil\x07", variables=("w\x1b[2J", "a\nb"))
     ranks = job_of(2, job="[b]j\x1b[2J", end="[i]\r", what="[u]\x1b", apart=1)
-    told = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",), ranks=ranks, partings=()))
-    assert r"[b]j\x1b[2J" in told and "[i]" in told and r"[u]\x1b since step 1" in told
-    assert r"[red]x[/red]\x1b]0;evil\x07" in told and r"w\x1b[2J, a b" in told and "[/bold]" in told
-    assert "\x1b" not in told and "\r" not in told
+    text = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",), ranks=ranks, partings=()))
+    assert r"[b]j\x1b[2J" in text and "[i]" in text and r"[u]\x1b since step 1" in text
+    assert r"[red]x[/red]\x1b]0;evil\x07" in text and r"w\x1b[2J, a b" in text and "[/bold]" in text
+    assert "\x1b" not in text and "\r" not in text
 
 
 def test_a_stream_that_knows_ascii_only_is_written_to(some_report: Report) -> None:
@@ -107,18 +107,18 @@ def test_a_stream_that_knows_ascii_only_is_written_to(some_report: Report) -> No
 
 
 def test_counts_and_reasons_are_told(some_report: Report, tell: Tell) -> None:
-    told = " ".join(tell(some_report, ("out/report.html", "out/report.json")).split())
-    assert "393 checked (390 passed, 3 violated), 12 never triggered, 7 could not be observed, 2 muted" in told
-    assert "120 steps in 1,300 windows of 2 processes; 1 window dropped, and not checked" in told
-    assert "calls inside compiled regions (2 times) arguments of foreign kernels" in told
-    assert "out/report.html" in told and "out/report.json" in told
+    text = " ".join(tell(some_report, ("out/report.html", "out/report.json")).split())
+    assert "393 checked (390 passed, 3 violated), 12 never triggered, 7 could not be observed, 2 muted" in text
+    assert "120 steps in 1,300 windows of 2 processes; 1 window dropped, and not checked" in text
+    assert "calls inside compiled regions (2 times) arguments of foreign kernels" in text
+    assert "out/report.html" in text and "out/report.json" in text
 
 
 def test_many_findings_do_not_drown_the_program(some_report: Report, tell: Tell) -> None:
     many = tuple(replace(some_report.findings[0], step=step) for step in range(100))
-    told = tell(replace(some_report, findings=many, not_observed=tuple(map(str, range(10)))))
-    assert told.count("  cause ") == LIVE_BLOCKS and "TrainCheck ERROR at step 99" in told
-    assert f"and {100 - ROWS} more findings" in told and f"and {10 - REASONS} more reasons" in told
+    text = tell(replace(some_report, findings=many, not_observed=tuple(map(str, range(10)))))
+    assert text.count("  cause ") == LIVE_BLOCKS and "TrainCheck ERROR at step 99" in text
+    assert f"and {100 - ROWS} more findings" in text and f"and {10 - REASONS} more reasons" in text
 
 
 def test_ranks_are_a_column_only_where_there_are_several(some_report: Report, tell: Tell) -> None:
@@ -128,7 +128,7 @@ def test_ranks_are_a_column_only_where_there_are_several(some_report: Report, te
 
 
 @pytest.mark.parametrize(
-    ("ranks", "compared", "told", "cell"),
+    ("ranks", "compared", "ranks_text", "cell"),
     [
         ((0,), 0, "ERROR at step 3: ", "0"),
         ((2,), 0, "ERROR at step 3 on rank 2: ", "2"),
@@ -140,10 +140,10 @@ def test_ranks_are_a_column_only_where_there_are_several(some_report: Report, te
     ],
 )
 def test_a_finding_names_the_ranks_that_it_is_about(
-    some_report: Report, ranks: tuple[int, ...], compared: int, told: str, cell: str
+    some_report: Report, ranks: tuple[int, ...], compared: int, ranks_text: str, cell: str
 ) -> None:
     finding = replace(some_report.findings[0], rank=ranks[0], ranks=ranks, compared=compared)
-    assert told in finding_block(finding, 200).plain
+    assert ranks_text in finding_block(finding, 200).plain
     assert phrases.ranks_of(finding) == cell
 
 
@@ -158,25 +158,25 @@ def test_of_few_ranks_each_has_a_row_and_many_are_folded(some_report: Report, te
     assert [row.ranks for row in rank_rows(job_of(4))] == ["0", "1", "2", "3"]
     many = job_of(1024, apart=7, what="gradients differ")
     assert [row.ranks for row in rank_rows(many)] == ["0-1021, 1023", "1022"]
-    parting = Parting("job", 7, "gradients differ", (1022,), 1024)
-    told = tell(replace(some_report, ranks=many, partings=(parting,)))
-    assert "0-1021, 1023     20       21  ended      agrees" in told
-    assert "1022             20       21  ended      gradients differ since step 7" in told
-    assert "since step 7, gradients differ: rank 1022 of 1,024 deviates" in told
+    parting = Divergence("job", 7, "gradients differ", (1022,), 1024)
+    text = tell(replace(some_report, ranks=many, partings=(parting,)))
+    assert "0-1021, 1023     20       21  ended      agrees" in text
+    assert "1022             20       21  ended      gradients differ since step 7" in text
+    assert "since step 7, gradients differ: rank 1022 of 1,024 deviates" in text
 
 
 def test_what_became_of_a_rank_is_told(some_report: Report, tell: Tell) -> None:
     stopped = {"end": STOPPED, "steps": 20, "recorded": 5, "compared": None}
-    told = tell(replace(some_report, ranks=job_of(2, **stopped), partings=()))
-    assert "stopped recording at step 5  not compared" in told and " since step " not in told
+    text = tell(replace(some_report, ranks=job_of(2, **stopped), partings=()))
+    assert "stopped recording at step 5  not compared" in text and " since step " not in text
 
 
 def test_jobs_are_told_apart_by_what_differs_in_their_names(some_report: Report, tell: Tell) -> None:
     first, again = (replace(job_of(2)[0], job=f"host-29500-{attempt}") for attempt in (0, 1))
     assert job_names([first]) == {} and job_names([first, again]) == {first.job: "0", again.job: "1"}
-    parting = Parting(again.job, 2, "batches are the same", (0, 1), 2)
-    told = tell(replace(some_report, ranks=(first, again), partings=(parting,)))
-    assert "job 1: since step 2, batches are the same between ranks 0, 1" in told
+    parting = Divergence(again.job, 2, "batches are the same", (0, 1), 2)
+    text = tell(replace(some_report, ranks=(first, again), partings=(parting,)))
+    assert "job 1: since step 2, batches are the same between ranks 0, 1" in text
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,10 @@ def test_notices_alone_are_no_error(some_report: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(0, ""), (1, "a"), (3, "a, b, c"), (4, "a, b, c, d"), (5, "a, b, c and 2 more")]
+    ("count", "expected"), [(0, ""), (1, "a"), (3, "a, b, c"), (4, "a, b, c, d"), (5, "a, b, c and 2 more")]
 )
-def test_a_list_is_cut_where_that_saves_something(count: int, told: str) -> None:
-    assert phrases.listed("abcde"[:count], 3) == told
+def test_a_list_is_cut_where_that_saves_something(count: int, expected: str) -> None:
+    assert phrases.listed("abcde"[:count], 3) == expected
 
 
 def test_confidence_is_never_rounded_to_certainty() -> None:
@@ -215,19 +215,19 @@ def test_a_long_path_keeps_its_end() -> None:
 
 
 def test_invariants_are_selected_by_text_relation_and_severity(some_invariants: tuple[Invariant, ...]) -> None:
-    one, two, three, four = some_invariants
+    first, second, third, fourth = some_invariants
     assert selected(some_invariants) == some_invariants
-    assert selected(some_invariants, relation="apisequence") == (three, four)
-    assert selected(some_invariants, severity="notice") == (four,)
-    assert selected(some_invariants, text="GRADIENT changed") == (two,)
-    assert selected(some_invariants, text=one.id) == (one,)
-    assert selected(some_invariants, text="backward", relation="EventContain") == ()
+    assert selected(some_invariants, "apisequence") == (third, fourth)
+    assert selected(some_invariants, "notice") == (fourth,)
+    assert selected(some_invariants, text="GRADIENT changed") == (second,)
+    assert selected(some_invariants, text=first.id) == (first,)
+    assert selected(some_invariants, "backward EventContain") == ()
 
 
 def test_a_book_as_data_names_things_as_its_lines_do(some_invariants: tuple[Invariant, ...]) -> None:
-    told = book_data(some_invariants)
-    assert told[0]["id"] == some_invariants[0].id
-    assert told[0]["precondition"] == [{"fact": "grads", "is_not": "none"}, {"fact": "stage", "is": "train"}]
+    data = book_data(some_invariants)
+    assert data[0]["id"] == some_invariants[0].id
+    assert data[0]["precondition"] == [{"fact": "grads", "is_not": "none"}, {"fact": "stage", "is": "train"}]
 
 
 def test_an_empty_selection_is_told(tell: Tell) -> None:

@@ -34,52 +34,52 @@ def window(index: int, step: int, stage: str = TRAIN, events: int = 1, names: It
 
 def run(steps: int, evaluate_every: int = 0) -> list[Window]:
     """Set-up, steps, evaluations and the end of a run."""
-    told = [window(0, 0, SETUP)]
+    windows = [window(0, 0, SETUP)]
     for step in range(1, steps + 1):
-        told.append(window(len(told), step))
+        windows.append(window(len(windows), step))
         if evaluate_every and step % evaluate_every == 0:
-            told.append(window(len(told), step, EVAL))
-    return [*told, window(len(told), steps, END)]
+            windows.append(window(len(windows), step, EVAL))
+    return [*windows, window(len(windows), steps, END)]
 
 
 @dataclass
 class Recorded:
     """What was recorded of some windows, and where stretches began."""
 
-    told: list[Window]
+    windows: list[Window]
     begins: set[int]
     stretches: Retention
 
     @property
     def steps(self) -> list[int]:
-        return [each.step for each in self.told if each.stage == TRAIN]
+        return [window.step for window in self.windows if window.stage == TRAIN]
 
 
-def record(windows: Sequence[Window], found: Iterable[int] = (), stretches: Retention | None = None) -> Recorded:
+def record(windows: Sequence[Window], flagged: Iterable[int] = (), stretches: Retention | None = None) -> Recorded:
     """Record a run in which something was found in some windows (by index), which is known when they are fed. Stretches
     begin as `Keeping` has them begin."""
-    stretches, found, begins = stretches or Retention(), set(found), {0}
-    told: list[Window] = []
+    stretches, flagged, begins = stretches or Retention(), set(flagged), {0}
+    kept: list[Window] = []
     follows = length = 0
-    for each in windows:
-        begin = (each.stage == TRAIN and each.step % LENGTH == 0) or length == 2 * LENGTH
+    for window in windows:
+        begin = (window.stage == TRAIN and window.step % LENGTH == 0) or length == 2 * LENGTH
         length = 1 if begin else length + 1
-        if begin or each.index != follows:
-            begins.add(each.index)
-        follows = each.index + 1
-        if each.index in found:
-            stretches.record_around(each.index)
-        told += stretches.feed(each, begins=begin)
-    return Recorded([*told, *stretches.flush()], begins, stretches)
+        if begin or window.index != follows:
+            begins.add(window.index)
+        follows = window.index + 1
+        if window.index in flagged:
+            stretches.record_around(window.index)
+        kept += stretches.feed(window, begins=begin)
+    return Recorded([*kept, *stretches.flush()], begins, stretches)
 
 
 def is_readable(recorded: Recorded) -> None:
     """In order, and what is behind a gap is the beginning of a stretch."""
     before = -1
-    for each in recorded.told:
-        assert each.index > before
-        assert each.index == before + 1 or each.index in recorded.begins
-        before = each.index
+    for window in recorded.windows:
+        assert window.index > before
+        assert window.index == before + 1 or window.index in recorded.begins
+        before = window.index
 
 
 def test_the_beginning_the_end_and_pairs_between_are_recorded() -> None:
@@ -88,7 +88,7 @@ def test_the_beginning_the_end_and_pairs_between_are_recorded() -> None:
     steps = recorded.steps
     assert steps[:FIRST_STEPS] == list(range(1, FIRST_STEPS + 1))
     assert steps[-BEFORE:] == list(range(10_001 - BEFORE, 10_001))
-    assert recorded.told[0].stage == SETUP and recorded.told[-1].stage == END
+    assert recorded.windows[0].stage == SETUP and recorded.windows[-1].stage == END
     assert len(steps) < SPARSE
     between = [step for step in steps if FIRST_STEPS < step < 10_000 - 2 * LENGTH]
     assert all(second == first + 1 for first, second in zip(between[::IN_A_ROW], between[1::IN_A_ROW], strict=True))
@@ -102,34 +102,34 @@ def test_the_beginning_the_end_and_pairs_between_are_recorded() -> None:
 
 @given(st.integers(1, 400), st.sets(st.integers(1, 400), max_size=4), st.integers(0, 30), st.sets(st.integers(0, 450)))
 def test_what_was_found_is_recorded_with_its_neighbours(
-    steps: int, found: set[int], evaluate_every: int, missing: set[int]
+    steps: int, flagged: set[int], evaluate_every: int, missing: set[int]
 ) -> None:
-    windows = [each for each in run(steps, evaluate_every) if each.index not in missing or not each.index]
-    there = [each.index for each in windows]
-    recorded = record(windows, found)
+    windows = [window for window in run(steps, evaluate_every) if window.index not in missing or not window.index]
+    there = [window.index for window in windows]
+    recorded = record(windows, flagged)
     is_readable(recorded)
-    kept = {each.index for each in recorded.told}
-    for index in found & set(there):
-        place = there.index(index)
-        assert kept >= set(there[max(0, place - BEFORE) : place + 1])
-        assert kept >= {each for each in there if index <= each <= index + AFTER}
-    trained = sum(each.stage == TRAIN for each in windows)
+    kept = {window.index for window in recorded.windows}
+    for index in flagged & set(there):
+        position = there.index(index)
+        assert kept >= set(there[max(0, position - BEFORE) : position + 1])
+        assert kept >= {later for later in there if index <= later <= index + AFTER}
+    trained = sum(window.stage == TRAIN for window in windows)
     assert recorded.stretches.skipped_steps == trained - len(recorded.steps)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=200), st.sets(st.integers(0, 200), max_size=3), st.booleans())
-def test_memory_is_bounded_whatever_comes(sizes: list[int], found: set[int], begins: bool) -> None:
+def test_memory_is_bounded_whatever_comes(sizes: list[int], flagged: set[int], begins: bool) -> None:
     most = 100
-    stretches, told = Retention(most), []
+    stretches, recorded = Retention(most), []
     for index, size in enumerate(sizes, FIRST_STEPS + 1):
-        if index in found:
+        if index in flagged:
             stretches.record_around(index)
-        told += stretches.feed(window(index, index, events=size), begins=begins and index % LENGTH == 0)
+        recorded += stretches.feed(window(index, index, events=size), begins=begins and index % LENGTH == 0)
         held = stretches.waiting
-        assert sum(len(each.calls) for each in held) <= most or len(held) == 1
+        assert sum(len(window.calls) for window in held) <= most or len(held) == 1
         if begins:
             assert len(held) < BEFORE + 2 * LENGTH
-    indices = [each.index for each in told]
+    indices = [window.index for window in recorded]
     assert indices == sorted(set(indices))
 
 
@@ -138,38 +138,38 @@ def test_of_large_windows_the_last_one_is_there_in_the_end() -> None:
     for index in range(30, 60):
         list(stretches.feed(window(index, index, events=50), begins=True))
         assert len(stretches.waiting) <= 1
-    assert [each.index for each in stretches.flush()] == [59]
+    assert [window.index for window in stretches.flush()] == [59]
 
 
 def test_a_stretch_that_was_let_go_of_is_not_recorded_further_on() -> None:
-    stretches, told = Retention(10), []
+    stretches, recorded = Retention(10), []
     for index in range(100, 120):  # without a beginning, so that it grows too large
-        told += stretches.feed(window(index, 21 + index, events=3), begins=False)
+        recorded += stretches.feed(window(index, 21 + index, events=3), begins=False)
     stretches.record_around(119)
-    told += stretches.feed(window(120, 141, events=3), begins=False)
-    assert [each.index for each in told] == [100, 101]  # the pair with which it began
-    told += stretches.feed(window(121, 142, events=3), begins=True)
-    assert told[-1].index == 121
+    recorded += stretches.feed(window(120, 141, events=3), begins=False)
+    assert [window.index for window in recorded] == [100, 101]  # the pair with which it began
+    recorded += stretches.feed(window(121, 142, events=3), begins=True)
+    assert recorded[-1].index == 121
 
 
 def test_evaluations_are_recorded_in_growing_distance() -> None:
     recorded = record(run(3000, evaluate_every=50))
     is_readable(recorded)
-    evaluated = [each.step // 50 for each in recorded.told if each.stage == EVAL]
+    evaluated = [window.step // 50 for window in recorded.windows if window.stage == EVAL]
     assert evaluated[:FIRST_EVALUATIONS] == [1, 2, 3] and 3 < len(evaluated) < 15
     assert len(recorded.steps) < 60 + LENGTH * len(evaluated)
 
 
 def test_evaluations_before_the_first_step_do_not_fill_the_recording() -> None:
     windows = [window(0, 0, SETUP), *(window(index, 0, EVAL) for index in range(1, 5000)), window(5000, 0, END)]
-    assert len(record(windows).told) < 500
+    assert len(record(windows).windows) < 500
 
 
 def test_what_is_told_for_the_first_time_is_recorded() -> None:
     windows = run(500)
     windows[250] = window(250, 250, names=("torch.add", "torch.save"))
-    told = (Reading(1, -1, "Adam", "optimizer", "class", "Adam"),)
-    windows[341], windows[391] = (Window(index, index, TRAIN, (), (), 0, 1, told) for index in (341, 391))
+    class_readings = (Reading(1, -1, "Adam", "optimizer", "class", "Adam"),)
+    windows[341], windows[391] = (Window(index, index, TRAIN, (), (), 0, 1, class_readings) for index in (341, 391))
     recorded = record(windows)
     is_readable(recorded)
     assert {250, 341} < set(recorded.steps) and {252, 342, 391}.isdisjoint(recorded.steps)
@@ -177,13 +177,13 @@ def test_what_is_told_for_the_first_time_is_recorded() -> None:
 
 def test_names_without_end_do_not_have_everything_recorded() -> None:
     windows = [window(0, 0, SETUP), *(window(step, step, names=(f"made.{step}",)) for step in range(1, 1000))]
-    assert len(record(windows).told) < MOST_NEW + SPARSE
+    assert len(record(windows).windows) < MOST_NEW + SPARSE
 
 
 def test_all_is_recorded_where_that_is_asked_for() -> None:
     stretches, windows = Retention(), run(100)
-    for each in windows:
-        assert list(stretches.feed(each, begins=False, chosen=True)) == [each] and not stretches.waiting
+    for window in windows:
+        assert list(stretches.feed(window, begins=False, chosen=True)) == [window] and not stretches.waiting
     assert stretches.skipped_steps == 0
 
 
@@ -191,17 +191,17 @@ def test_all_is_recorded_where_that_is_asked_for() -> None:
 def test_what_is_found_twice_is_written_once(step: int) -> None:
     recorded = record(run(400), {step, step + 1})
     is_readable(recorded)
-    assert len({each.index for each in recorded.told}) == len(recorded.told)
+    assert len({window.index for window in recorded.windows}) == len(recorded.windows)
 
 
 @pytest.mark.parametrize("until", [30, 333, 1000])
 def test_ranks_record_the_same_also_where_one_of_them_did_not_know_at_first(until: int) -> None:
     windows, late, begins = run(6000), Retention(), set()
-    told = [each for window in windows[:until] for each in late.feed(window, begins=False, chosen=True)]
-    for each in windows[until:]:
-        begins |= {each.index} if each.step % LENGTH == 0 else set()
-        told += late.feed(each, begins=each.index in begins)
-    steps = [each.step for each in (*told, *late.flush()) if each.stage == TRAIN]
+    recorded = [kept for window in windows[:until] for kept in late.feed(window, begins=False, chosen=True)]
+    for window in windows[until:]:
+        begins |= {window.index} if window.step % LENGTH == 0 else set()
+        recorded += late.feed(window, begins=window.index in begins)
+    steps = [window.step for window in (*recorded, *late.flush()) if window.stage == TRAIN]
     assert steps[:until] == [*range(1, until), *steps[until - 1 : until]]
     behind = until + 2 * LENGTH
     assert [step for step in steps if step > behind] == [step for step in record(windows).steps if step > behind]

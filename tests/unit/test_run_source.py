@@ -16,6 +16,8 @@ def test_ranks_are_told_once_and_steps_at_the_end() -> None:
             optimizer.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-    told = [(window.stage, window.step, each) for window in seen.windows for each in window.readings]
-    found = [(stage, step, each.attribute, each.value) for stage, step, each in told if each.kind == "run"]
-    assert found == [("train", 1, "ranks", 1), ("end", 3, "steps", 3)]
+    readings = [(window.stage, window.step, reading) for window in seen.windows for reading in window.readings]
+    run_values = [
+        (stage, step, reading.attribute, reading.value) for stage, step, reading in readings if reading.kind == "run"
+    ]
+    assert run_values == [("train", 1, "ranks", 1), ("end", 3, "steps", 3)]

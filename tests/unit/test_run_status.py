@@ -49,8 +49,14 @@ class Scene:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
     def beat(self, rank: int = 0, steps: int = 1, process: int = 0, size: int = 1, **others: object) -> None:
-        told = {"windows": steps, "seconds": float(steps), "cost": {"trace": steps / 100}, "job": "job", **others}
-        note = ProcessNote(rank=rank, process=process or 100 + rank, world_size=size, steps=steps, **told)  # type: ignore[arg-type]
+        note_fields = {
+            "windows": steps,
+            "seconds": float(steps),
+            "cost": {"trace": steps / 100},
+            "job": "job",
+            **others,
+        }
+        note = ProcessNote(rank=rank, process=process or 100 + rank, world_size=size, steps=steps, **note_fields)  # type: ignore[arg-type]
         self.run.write_note(note)
 
     def fails(self, rule: Invariant, rank: int = 0, step: int = 5) -> None:
@@ -66,9 +72,9 @@ class Scene:
         return [rank.state for rank in self.look().status.ranks]
 
 
-def violation(rule: Invariant, rank: int = 0, step: int = 5, apart: tuple[int, ...] = ()) -> Violation:
-    told = DifferingRanks(apart, 2) if apart else DifferingRanks()
-    return Violation(rule, step, rank, 100 + rank, step, "train", 1, None, "", ("w",), 1, (), "", told)
+def violation(rule: Invariant, rank: int = 0, step: int = 5, deviating: tuple[int, ...] = ()) -> Violation:
+    differing = DifferingRanks(deviating, 2) if deviating else DifferingRanks()
+    return Violation(rule, step, rank, 100 + rank, step, "train", 1, None, "", ("w",), 1, (), "", differing)
 
 
 @pytest.fixture
@@ -108,14 +114,14 @@ def test_each_finding_is_told_once_whichever_process_has_it(scene: Scene) -> Non
     scene.beat(0, size=2)
     scene.beat(1, size=2)
     scene.fails(error, rank=1)
-    (found,) = scene.look().findings
-    assert (found.severity, found.rank, found.step) == ("error", 1, 5)
+    (finding,) = scene.look().findings
+    assert (finding.severity, finding.rank, finding.step) == ("error", 1, 5)
     scene.fails(error, rank=0, step=9)
     scene.fails(error, rank=1, step=10)
     assert scene.look().findings == ()
     scene.fails(notice, rank=0, step=90)
-    (found,) = scene.look().findings
-    assert found.severity == "notice"
+    (finding,) = scene.look().findings
+    assert finding.severity == "notice"
     status = scene.look().status
     assert (status.errors, status.notices, status.checked) == (1, 1, 2)
     checked = scene.watcher.report()
@@ -126,29 +132,29 @@ def test_what_is_found_of_several_ranks_is_seen(scene: Scene) -> None:
     error, notice = scene.rules
     scene.beat(0, size=2)
     scene.beat(1, size=2)
-    of_ranks = Outcome(tried={error.id: RuleCounts(1, 1)}, violations=[violation(error, apart=(1,))])
+    of_ranks = Outcome(tried={error.id: RuleCounts(1, 1)}, violations=[violation(error, deviating=(1,))])
     save_followed(scene.run.path, 0, RankComparison(of_ranks, (), "job"))
-    (found,) = scene.look().findings
-    assert (found.ranks, found.compared) == ((1,), 2)
-    of_ranks.violations.append(violation(notice, step=50, apart=(1,)))
+    (finding,) = scene.look().findings
+    assert (finding.ranks, finding.compared) == ((1,), 2)
+    of_ranks.violations.append(violation(notice, step=50, deviating=(1,)))
     save_comparison(scene.run.path, 100, RankComparison(of_ranks, (), "job"))  # by rank 0
-    assert [found.severity for found in scene.look().findings] == ["notice"]
+    assert [finding.severity for finding in scene.look().findings] == ["notice"]
     checked = scene.watcher.report()
     assert checked is not None and len(checked.report.findings) == 2
 
 
 def test_an_error_that_follows_a_notice_at_once_is_told(new_invariant: NewInvariant) -> None:
     """They are one finding, of which only the lesser part was told; it used to be held for told."""
-    told: list[Finding] = []
-    notifier = Notifier(told.append)
+    notified: list[Finding] = []
+    notifier = Notifier(notified.append)
     notice, error = new_invariant(severity="notice"), new_invariant(Property("changes", "parameter.data"))
     so_far = [violation(notice, step=5)]
     assert notifier.feed(so_far, so_far)
     so_far.append(violation(error, step=6))
     assert notifier.feed(so_far[-1:], so_far)
-    assert [(found.severity, len(found.invariants)) for found in told] == [("notice", 1), ("error", 2)]
+    assert [(finding.severity, len(finding.invariants)) for finding in notified] == [("notice", 1), ("error", 2)]
     so_far.append(violation(error, step=7))
-    assert not notifier.feed(so_far[-1:], so_far) and len(told) == 2
+    assert not notifier.feed(so_far[-1:], so_far) and len(notified) == 2
 
 
 def test_only_files_that_have_changed_are_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +240,8 @@ def test_a_report_under_way_reads_no_recording(scene: Scene) -> None:
     (scene.run.path / "events-0-100.arrows").write_text("as large as it may be")
     checked = scene.watcher.report()
     assert checked is not None
-    told = [(rank.rank, rank.end, rank.steps) for rank in checked.report.ranks]
-    assert told == [(0, "ended", 9), (1, "left no recording", 0), (2, "not ended", 8)]
+    states = [(rank.rank, rank.end, rank.steps) for rank in checked.report.ranks]
+    assert states == [(0, "ended", 9), (1, "left no recording", 0), (2, "not ended", 8)]
 
 
 def test_a_clock_that_is_ahead_does_not_matter(scene: Scene) -> None:

@@ -19,7 +19,7 @@ def note(updates: int | None, *, forwards: int = 0, backwards: int = 0, ended: b
 
 
 @pytest.mark.parametrize(
-    ("notes", "said"),
+    ("notes", "message"),
     [
         ([note(0, forwards=3)], "no training step was recognised: 3 calls of a model and no backward was seen"),
         ([note(0)], "no training step was recognised: no call of a model and no backward was seen"),
@@ -30,8 +30,8 @@ def note(updates: int | None, *, forwards: int = 0, backwards: int = 0, ended: b
         ),
     ],
 )
-def test_it_is_said_what_was_seen(notes: list[ProcessNote], said: str) -> None:
-    assert untrained_in(notes) == said
+def test_it_is_said_what_was_seen(notes: list[ProcessNote], message: str) -> None:
+    assert untrained_in(notes) == message
 
 
 @pytest.mark.parametrize(

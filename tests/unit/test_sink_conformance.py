@@ -59,7 +59,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "prints": (broken(show=lambda self, finding: print("found")), "prints 'found"),
     "changes": (broken(close=lambda self, report: report.run.update(a=1)), "changes the report"),
     "chance": (broken(text=lambda self, report: str(next(numbers))), "another document each time"),
-    "steers": (broken(text=lambda self, report: "".join(one.title for one in report.findings)), "passes on"),
+    "steers": (broken(text=lambda self, report: "".join(finding.title for finding in report.findings)), "passes on"),
     "says nothing": (broken(open=lambda self, run: None, close=silently), "says nothing of a folder"),
 }
 
@@ -69,8 +69,8 @@ def test_a_sink_that_keeps_its_promises(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_promise_is_told_with_its_cure(name: str, tmp_path: Path) -> None:
+def test_a_broken_promise_is_reported_with_its_cure(name: str, tmp_path: Path) -> None:
     sink, message = BROKEN[name]
-    with pytest.raises(NotConforming, match=message) as told:
+    with pytest.raises(NotConforming, match=message) as raised:
         check_sink(sink, tmp_path)
-    assert str(told.value).endswith(".")
+    assert str(raised.value).endswith(".")

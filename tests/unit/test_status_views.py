@@ -48,8 +48,8 @@ def test_a_line_says_how_the_run_fares() -> None:
         "step 1,200, 3.5 steps/s, nothing found, 356 of 412 rules checked, observing takes 0.8 %"
     )
     slow = replace(RANK, rank=1, steps_per_second=0.25, dropped=3, cost=None)
-    told = status_phrases.line(replace(STATUS, ranks=(RANK, slow), errors=2, notices=1))
-    assert "4.0 s/step, 2 ranks, 2 errors, 1 notice" in told and told.endswith("3 windows dropped")
+    line = status_phrases.line(replace(STATUS, ranks=(RANK, slow), errors=2, notices=1))
+    assert "4.0 s/step, 2 ranks, 2 errors, 1 notice" in line and line.endswith("3 windows dropped")
     assert "recorded, not checked" in status_phrases.line(replace(STATUS, mode="collect", rules=0))
 
 
@@ -67,8 +67,8 @@ def test_ends_are_told_apart() -> None:
 
 
 def test_states_of_ranks_say_since_when() -> None:
-    told = [replace(RANK, state=state, silent=61.0, resting=7300.0) for state in (SILENT, RESTING, STARTING, TRAINING)]
-    assert [status_phrases.standing(rank) for rank in told] == [
+    ranks = [replace(RANK, state=state, silent=61.0, resting=7300.0) for state in (SILENT, RESTING, STARTING, TRAINING)]
+    assert [status_phrases.standing(rank) for rank in ranks] == [
         "silent for 61 s",
         "no window for 2 h",
         "no step yet",
@@ -110,11 +110,11 @@ def test_json_lines_are_one_object_each(some_report: Report) -> None:
     clock.now += JSON_EVERY
     view.look([], STATUS)
     view.look([], replace(STATUS, state=ENDED, exit_code=0))
-    told = [json.loads(line) for line in lines]
-    assert [one["kind"] for one in told] == ["status", "finding", "status", "status", "status"]
-    assert told[1]["finding"]["site"]["line"] == 42
-    assert [told[place]["state"] for place in (0, 2, 4)] == ["waiting", "going on", "ended"]
-    assert told[2]["ranks"][0]["steps"] == 1200 and all("\n" not in line for line in lines)
+    objects = [json.loads(line) for line in lines]
+    assert [entry["kind"] for entry in objects] == ["status", "finding", "status", "status", "status"]
+    assert objects[1]["finding"]["site"]["line"] == 42
+    assert [objects[index]["state"] for index in (0, 2, 4)] == ["waiting", "going on", "ended"]
+    assert objects[2]["ranks"][0]["steps"] == 1200 and all("\n" not in line for line in lines)
 
 
 @pytest.mark.parametrize("ranks", [1, 1000])
@@ -127,7 +127,7 @@ def test_the_live_view_shows_ranks_and_gives_the_terminal_back(ranks: int, some_
         view.look([some_report.findings[0]], replace(STATUS, ranks=many))
     finally:
         view.close()
-    told = text.getvalue()
-    assert "TrainCheck ERROR" in told and "3.5 steps/s" in told and "rank" in told
-    assert ("and 980 more" in told) == ("silent for" in told) == (ranks == 1000)
-    assert told.rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in told  # the cursor is shown again
+    output = text.getvalue()
+    assert "TrainCheck ERROR" in output and "3.5 steps/s" in output and "rank" in output
+    assert ("and 980 more" in output) == ("silent for" in output) == (ranks == 1000)
+    assert output.rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in output  # the cursor is shown again

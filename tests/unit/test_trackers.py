@@ -35,11 +35,11 @@ import json, os, sys, time
 class Noted:
     name = "noted"
 
-    def __init__(self, place):
-        self.place = place
+    def __init__(self, target):
+        self.target = target
 
     def note(self, *words):
-        with open(self.place, "a") as file:
+        with open(self.target, "a") as file:
             file.write(json.dumps(words) + "\\n")
 
     def open(self, run):
@@ -80,7 +80,7 @@ class Ending(Noted):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a package with trackers is installed."""
     (tmp_path / "noted.py").write_text(NOTED)
     path = [str(tmp_path), str(Path(trackings.__file__).parents[3])]
@@ -88,43 +88,43 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def noted(place: Path) -> list[list[object]]:
-    file = place / "notes"
+def noted(project: Path) -> list[list[object]]:
+    file = project / "notes"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def followed(place: Path, kind: str, report: Report, said: list[str]) -> float:
+def followed(project: Path, kind: str, report: Report, messages: list[str]) -> float:
     """Follow a short run to its end; how many seconds the one who tells had to wait before it."""
-    write_json(report, place / "report.json")
-    tracking = Tracking("noted", f"noted:{kind}", str(place / "notes"), said.append)
-    tracking.begin({"script": "train.py", "folder": str(place)})
+    write_json(report, project / "report.json")
+    tracking = Tracking("noted", f"noted:{kind}", str(project / "notes"), messages.append)
+    tracking.begin({"script": "train.py", "folder": str(project)})
     began = time.monotonic()
     tracking.look([], STATUS)
     tracking.look(report.findings, replace(STATUS, errors=2))
     taken = time.monotonic() - began
-    wait_for(lambda: len(noted(place)) > 1 or len(said) > 1 or (said and "tracked by" not in said[0]))
+    wait_for(lambda: len(noted(project)) > 1 or len(messages) > 1 or (messages and "tracked by" not in messages[0]))
     tracking.look([], replace(STATUS, errors=2, state=ENDED, exit_code=0))
-    tracking.finish([place / "report.json", place / "report.html"])
+    tracking.finish([project / "report.json", project / "report.html"])
     tracking.close()
     return taken
 
 
-def test_what_is_told_arrives_whole_and_in_order(place: Path, some_report: Report) -> None:
-    said: list[str] = []
+def test_what_is_told_arrives_whole_and_in_order(project: Path, some_report: Report) -> None:
+    messages: list[str] = []
     hostile = replace(some_report.findings[0], title="a \ud800 \n b")
-    followed(place, "Noted", replace(some_report, findings=(hostile, *some_report.findings[1:])), said)
-    told = noted(place)
-    assert told[0] == ["open", "train.py", "true"] and told[-1] == ["close", "errors", ["report.json"]]
-    assert [one for one in told if one[0] == "show"] == [
+    followed(project, "Noted", replace(some_report, findings=(hostile, *some_report.findings[1:])), messages)
+    notes = noted(project)
+    assert notes[0] == ["open", "train.py", "true"] and notes[-1] == ["close", "errors", ["report.json"]]
+    assert [note for note in notes if note[0] == "show"] == [
         ["show", "a \\ud800 \n b", 42],
         ["show", "The loss is printed no more", None],
     ]
-    assert [one for one in told if one[0] == "measure"][-1] == ["measure", 12, 2]
-    assert said == ["tracked by noted: here"]
+    assert [note for note in notes if note[0] == "measure"][-1] == ["measure", 12, 2]
+    assert messages == ["tracked by noted: here"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"),
+    ("kind", "reason"),
     [
         ("Unwilling", "OSError: no login"),
         ("Failing", "ValueError: no such table"),
@@ -132,23 +132,23 @@ def test_what_is_told_arrives_whole_and_in_order(place: Path, some_report: Repor
         ("Missing", "AttributeError: module 'noted' has no attribute 'Missing'"),
     ],
 )
-def test_trouble_is_told_once(place: Path, some_report: Report, kind: str, why: str) -> None:
-    said: list[str] = []
-    assert followed(place, kind, some_report, said) < 1
-    assert [one for one in said if "tracked by" not in one] == [
-        f"--track noted: {why} (told once; the run is not concerned)"
+def test_trouble_is_told_once(project: Path, some_report: Report, kind: str, reason: str) -> None:
+    messages: list[str] = []
+    assert followed(project, kind, some_report, messages) < 1
+    assert [message for message in messages if "tracked by" not in message] == [
+        f"--track noted: {reason} (told once; the run is not concerned)"
     ]
-    closed = [one[0] for one in noted(place)][-1:] == ["close"]
+    closed = [note[0] for note in noted(project)][-1:] == ["close"]
     assert closed == (kind == "Failing")  # one that takes no findings may take the report
 
 
-def test_one_that_hangs_is_ended(place: Path, some_report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_is_ended(project: Path, some_report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackings, "ANSWER", 0.5)
     monkeypatch.setattr(trackings, "AT_THE_END", 3.0)
-    said: list[str] = []
-    assert followed(place, "Hanging", some_report, said) < 1
-    assert sum("gives no answer, and is given up" in one for one in said) == 1
-    (process,) = (int(str(one[1])) for one in noted(place) if one[0] == "hangs")
+    messages: list[str] = []
+    assert followed(project, "Hanging", some_report, messages) < 1
+    assert sum("gives no answer, and is given up" in message for message in messages) == 1
+    (process,) = (int(str(note[1])) for note in noted(project) if note[0] == "hangs")
     wait_for(lambda: not Path(f"/proc/{process}").exists() or sys.platform != "linux")
 
 
@@ -168,8 +168,8 @@ def test_curves_are_those_that_are_known() -> None:
 # -- the option ------------------------------------------------------------------------------------------------------
 
 
-def config(place: Path, *words: str) -> Config:
-    return load({"trackers": words}, {}, place)
+def config(project: Path, *words: str) -> Config:
+    return load({"trackers": words}, {}, project)
 
 
 def test_a_missing_library_is_told_politely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,8 @@ def test_what_cannot_be_is_told_before_the_program_starts(
     (folder / "train.py").write_text("open('started', 'w')\n")
     assert main(["run", "--track", "comet", "train.py"]) == 2
     assert (
-        "expected TRACKER or TRACKER=TARGET, with the tracker one of tensorboard, wandb, mlflow" in capsys.readouterr().err
+        "expected TRACKER or TRACKER=TARGET, with the tracker one of tensorboard, wandb, mlflow"
+        in capsys.readouterr().err
     )
     assert not (folder / "started").exists()
     pytest.importorskip("tensorboard")
@@ -201,16 +202,16 @@ def test_what_cannot_be_is_told_before_the_program_starts(
 
 
 def test_ours_load_without_their_libraries() -> None:
-    known = set(sys.modules)
+    before = set(sys.modules)
     assert list(plugins.load("traincheck.trackers", only=plugins.TRACKERS)) == ["tensorboard", "wandb", "mlflow"]
-    assert not {"wandb", "mlflow", "tensorboard", "torch"} & (set(sys.modules) - known)
+    assert not {"wandb", "mlflow", "tensorboard", "torch"} & (set(sys.modules) - before)
 
 
 # -- conformance -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name", ["tensorboard", *(pytest.param(one, marks=pytest.mark.slow) for one in ("wandb", "mlflow"))]
+    "name", ["tensorboard", *(pytest.param(library, marks=pytest.mark.slow) for library in ("wandb", "mlflow"))]
 )
 def test_ours_conform(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(name)
@@ -230,8 +231,8 @@ class Kept:
 
     name = "kept"
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, target: str) -> None:
+        self.target = target
 
     def open(self, run: object) -> str:
         return "nowhere"
@@ -254,29 +255,29 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_promise_is_told_with_its_cure(name: str, tmp_path: Path) -> None:
+def test_a_broken_promise_is_reported_with_its_cure(name: str, tmp_path: Path) -> None:
     assert check_tracker(Kept, tmp_path) == 7
     tracker, message = BROKEN[name]
     (tmp_path / "again").mkdir()
-    with pytest.raises(NotConforming, match=message) as told:
+    with pytest.raises(NotConforming, match=message) as raised:
         check_tracker(tracker, tmp_path / "again")
-    assert str(told.value).endswith(".")
+    assert str(raised.value).endswith(".")
 
 
-def test_a_run_whose_command_was_killed_is_closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(place))
+def test_a_run_whose_command_was_killed_is_closed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(project))
     answers: list[bytes] = []
     lines = [b'{"kind":"open","run":{"script":"train.py"}}\n', b"garbled\n"]
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    serve("noted:Noted", str(place / "notes"), lines, answers.append)
+    serve("noted:Noted", str(project / "notes"), lines, answers.append)
     assert json.loads(answers[0]) == {"where": "here"} and b"trouble" in answers[1]
-    assert noted(place)[-1] == ["close", None, []]
+    assert noted(project)[-1] == ["close", None, []]
 
 
-def test_what_could_not_be_opened_is_not_closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(place))
+def test_what_could_not_be_opened_is_not_closed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(project))
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     answers: list[bytes] = []
-    serve("noted:Unwilling", str(place / "notes"), [b'{"kind":"open","run":{"script":"train.py"}}\n'], answers.append)
+    serve("noted:Unwilling", str(project / "notes"), [b'{"kind":"open","run":{"script":"train.py"}}\n'], answers.append)
     assert json.loads(answers[0]) == {"trouble": "OSError: no login"}
-    assert not (place / "notes").exists()
+    assert not (project / "notes").exists()

@@ -32,10 +32,10 @@ NEVER = "\x1b\x07\x9b\u202e\u2066\u200b\r\x08\x7f"
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     main(list(words))
-    told = capsys.readouterr()
-    for stream in (told.out, told.err):
+    captured = capsys.readouterr()
+    for stream in (captured.out, captured.err):
         assert {character for character in NEVER if character in stream} == set()
-    return told.out + told.err
+    return captured.out + captured.err
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def run(tmp_path: Path, some_report: Report) -> Path:
         observed=STEERING,
         severity="error",
     )
-    told = {"script": STEERING, "argv": [STEERING], STEERING: STEERING}
-    path = build(tmp_path / "run", replace(some_report, findings=(finding,), run=told, not_observed=(STEERING,)))
+    facts = {"script": STEERING, "argv": [STEERING], STEERING: STEERING}
+    path = build(tmp_path / "run", replace(some_report, findings=(finding,), run=facts, not_observed=(STEERING,)))
     folder = RunFolder(path)
     folder.update(script=STEERING, argv=(STEERING,), started=STEERING, torch=STEERING)
     for note in folder.notes():
@@ -78,8 +78,8 @@ def run(tmp_path: Path, some_report: Report) -> Path:
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_book_is_shown_as_it_is(book: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
-    told = shown(capsys, "show", str(book), *more)
-    assert "[red]red[/red]" in told and "title" in told
+    text = shown(capsys, "show", str(book), *more)
+    assert "[red]red[/red]" in text and "title" in text
     rules = [json.loads(line)["id"] for line in book.read_text().splitlines()[1:]]
     for rule in rules:
         assert "[red]red[/red]" in shown(capsys, "explain", str(book), rule, *more)
@@ -101,15 +101,15 @@ def test_what_commands_do_to_a_book_is_told_as_it_is(
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_run_is_shown_as_it_is(run: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
-    told = shown(capsys, "report", str(run), *more)
-    assert "[red]red[/red]" in told and "title" in told
+    text = shown(capsys, "report", str(run), *more)
+    assert "[red]red[/red]" in text and "title" in text
     shown(capsys, "check", str(run), "--book", str(run / BOOK_FILE), *more)
 
 
 def test_a_run_is_watched_and_asked_as_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunFolder(run).update(ended="now")
-    told = shown(capsys, "watch", str(run))
-    assert "title" in told
+    text = shown(capsys, "watch", str(run))
+    assert "title" in text
     for line in shown(capsys, "watch", str(run), "--json").splitlines():
         json.loads(line)
     shown(capsys, "ctl", str(run), "status")
@@ -132,8 +132,8 @@ def test_errors_repeat_a_file_as_it_is(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_line_and_lines_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     for tell in (out, say, log_warning, lambda text: out_json({"x": text})):
         tell(STEERING)
-        told = capsys.readouterr()
-        assert not any(character in told.out + told.err for character in NEVER)
+        captured = capsys.readouterr()
+        assert not any(character in captured.out + captured.err for character in NEVER)
     assert plain("a\nb\tc\x1b") == "a b c\\x1b"
     assert lines("a\nb\tc\x1b") == "a\nb\tc\\x1b"
     assert lines("träin تدريب") == "träin تدريب"
@@ -141,6 +141,6 @@ def test_a_line_and_lines_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_means_the_same_with_what_cannot_be_seen_escaped() -> None:
     text = STEERING + "träin \u2028 \U0001f600 \ufeff"
-    told = json_text(json.dumps({"x": text}, ensure_ascii=False))
-    assert json.loads(told) == {"x": text}
-    assert "träin" in told and "\U0001f600" in told and not any(character in told for character in NEVER)
+    escaped = json_text(json.dumps({"x": text}, ensure_ascii=False))
+    assert json.loads(escaped) == {"x": text}
+    assert "träin" in escaped and "\U0001f600" in escaped and not any(character in escaped for character in NEVER)

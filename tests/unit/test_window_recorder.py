@@ -25,9 +25,9 @@ class Run:
 
     def __init__(self, folder: Path, *, most: int = 0, behind: int = 0, in_full: bool = False) -> None:
         self.folder = folder
-        self.anew: list[int] = []
+        self.restarts: list[int] = []
         self.in_full = in_full
-        self.keeping = WindowRecorder(folder, 1, most, lambda: self.anew.append(self.at + 1), lambda: self.in_full)
+        self.keeping = WindowRecorder(folder, 1, most, lambda: self.restarts.append(self.at + 1), lambda: self.in_full)
         self.windows = training(STEPS)
         self.behind = behind
         self.at = self.fed = -1
@@ -45,8 +45,8 @@ class Run:
             self.keeping.feed(self.window(self.fed))
 
     def window(self, index: int) -> Window:
-        told = self.windows[index % len(self.windows)]
-        return Window(index, index + 1, "train", told.calls, told.changes, 0, 1)
+        template = self.windows[index % len(self.windows)]
+        return Window(index, index + 1, "train", template.calls, template.changes, 0, 1)
 
     @property
     def steps(self) -> list[int]:
@@ -73,18 +73,18 @@ def test_what_is_found_is_on_disk_when_its_window_was_fed(behind: int, tmp_path:
     run.keeping.window_closed(run.window(run.at))
     run.keeping.record_around()  # the check is a stage before this one
     run.feed(run.at - behind)
-    found = run.fed + 1
-    assert run.steps[-BEFORE - 1 :] == list(range(found - BEFORE, found + 1))
+    finding_index = run.fed + 1
+    assert run.steps[-BEFORE - 1 :] == list(range(finding_index - BEFORE, finding_index + 1))
     run.train(100 + behind)  # and those behind it, before the process is killed
-    assert set(range(found - BEFORE, found + AFTER + 1)) <= set(run.steps)
+    assert set(range(finding_index - BEFORE, finding_index + AFTER + 1)) <= set(run.steps)
     behind_a_gap = [step for before, step in zip(run.steps, run.steps[1:], strict=False) if step != before + 1]
-    assert {step - 1 for step in behind_a_gap} <= set(run.anew), "they begin where all was told anew"
+    assert {step - 1 for step in behind_a_gap} <= set(run.restarts), "they begin where all was told anew"
 
 
 def test_all_is_told_anew_in_the_same_steps_on_all_ranks(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(100)
-    assert [index + 1 for index in run.anew] == list(range(LENGTH, 100, LENGTH))
+    assert [index + 1 for index in run.restarts] == list(range(LENGTH, 100, LENGTH))
 
 
 def test_steps_that_are_looked_at_more_closely_are_recorded(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_steps_that_are_looked_at_more_closely_are_recorded(tmp_path: Path) -> N
 def test_who_is_read_while_the_run_goes_on_is_recorded_in_full(tmp_path: Path) -> None:
     run = Run(tmp_path, in_full=True)
     run.train(200)
-    assert run.steps == list(range(1, 201)) and run.anew == []
+    assert run.steps == list(range(1, 201)) and run.restarts == []
     run.in_full = False  # the ranks compare themselves, as has turned out
     run.train(300)
     run.keeping.close()
@@ -116,7 +116,7 @@ def test_a_program_that_hangs_has_its_last_windows_on_disk(tmp_path: Path) -> No
     run.train(200)
     assert len(run.steps) < before + 20
     gaps = [step for last, step in zip(run.steps, run.steps[1:], strict=False) if step != last + 1]
-    assert {step - 1 for step in gaps} <= set(run.anew)
+    assert {step - 1 for step in gaps} <= set(run.restarts)
 
 
 def test_files_of_a_recording_in_part_begin_where_all_was_told_anew(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_files_of_a_recording_in_part_begin_where_all_was_told_anew(tmp_path: Pa
     run.keeping.close()
     begun, *later = segments(tmp_path / NAME)
     assert later and next(read_windows(begun)).step == 1
-    assert {next(read_windows(file)).index for file in later} <= set(run.anew)
+    assert {next(read_windows(file)).index for file in later} <= set(run.restarts)
     assert run.steps == sorted(set(run.steps)) and run.steps[-1] == 500
     assert all(set(range(first, last + 1)).isdisjoint(run.steps) for first, last in removed_steps(tmp_path / NAME))
 
@@ -140,10 +140,10 @@ def test_a_recording_that_cannot_be_written_holds_nothing_and_says_so_once(tmp_p
     run.keeping.record_around()
     with pytest.raises(OutputError, match="No such file"):
         run.train(1)
-    told = len(run.anew)
+    restarts = len(run.restarts)
     for index in range(201, 400):
         run.keeping.window_closed(run.window(index))
-    assert len(run.anew) == told
+    assert len(run.restarts) == restarts
     run.keeping.close()
 
 
