@@ -195,7 +195,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_promise_is_told_with_its_cure(name: str) -> None:
+def test_a_broken_promise_is_reported_with_its_cure(name: str) -> None:
     relation, message = BROKEN[name]
     with pytest.raises(NotConforming, match=message) as error:
         check_relation(relation, CALLS)

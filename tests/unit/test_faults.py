@@ -52,7 +52,7 @@ FAULTS: list[tuple[type, str, str]] = [
 
 
 @pytest.mark.parametrize(("source", "method", "name"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_fault_of_a_source_is_told_once_and_training_goes_on(
+def test_a_fault_of_a_source_is_reported_once_and_training_goes_on(
     source: type, method: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = train()
@@ -76,7 +76,7 @@ def test_a_recorder_that_fails_altogether_is_harmless(method: str, monkeypatch: 
     assert len(names) == len(set(names)) and "functions" in names
 
 
-def test_a_source_that_cannot_attach_is_told_and_the_others_observe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_cannot_attach_is_reported_and_the_others_observe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutogradSource, "attach", broken)
     before = process_state()
     with observing() as seen:

@@ -235,7 +235,7 @@ def test_steps_bursts_and_ranks() -> None:
         ("zero@forward,rank=-1", "0 or more"),
     ],
 )
-def test_a_wrong_text_is_told_by_its_part(text: str, part: str) -> None:
+def test_a_wrong_text_is_reported_by_its_part(text: str, part: str) -> None:
     with pytest.raises(BadOption) as error:
         parse_fault(text)
     assert part in str(error.value)
@@ -248,7 +248,7 @@ def test_text_and_fault_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("site", ["forward", "gradient", "communication"])
-def test_a_pattern_that_names_nothing_is_told(site: str) -> None:
+def test_a_pattern_that_names_nothing_is_reported(site: str) -> None:
     with pytest.raises(BadOption, match="one that matches"), inject(Net(), None, Fault(site=site, pattern="nowhere")):
         pass
 

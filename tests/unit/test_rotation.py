@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from recorded_runs import training, write_run
-from traincheck.cli.commands.collect import count
+from traincheck.cli.commands.collect import count_events
 from traincheck.errors import OutputError
 from traincheck.inference.tally_runs import gather
 from traincheck.trace.folder import RunFolder, bytes_of
@@ -57,7 +57,7 @@ def test_a_recording_stays_within_its_size_and_keeps_beginning_and_end(tmp_path:
     assert 1 < removed[0] < removed[1] < 400
     assert count_windows(tmp_path / NAME) == len(there)
     assert last_step(tmp_path / NAME) == 400
-    assert count(tmp_path / NAME)[:2] == (400, len(there))
+    assert count_events(tmp_path / NAME)[:2] == (400, len(there))
     assert bytes_of(tmp_path / NAME) == bytes_in(tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_a_window_larger_than_all_is_written_and_others_go(tmp_path: Path) -> No
     assert steps[0] == 1 and steps[-1] == 42
 
 
-def test_a_segment_begins_where_all_was_told_anew(tmp_path: Path) -> None:
+def test_a_segment_begins_where_all_was_written_again(tmp_path: Path) -> None:
     requests: list[bool] = []
     writer = RotatingWriter(tmp_path, 0, 1, MOST, on_full=lambda: requests.append(True))
     for window in windows(40):

@@ -63,7 +63,7 @@ def test_a_host_of_one_rank_has_the_whole_workload() -> None:
         ("own_parts.py:whole", 2, "own_parts.py:whole has no method tensor_parallel(host); leave the option out"),
     ],
 )
-def test_what_cannot_be_split_is_told(home: Path, named: str, size: int, message: str) -> None:
+def test_what_cannot_be_split_is_reported(home: Path, named: str, size: int, message: str) -> None:
     with pytest.raises(BadOption) as error:
         load_workload(named, 0, CPU, Host(0, size))
     assert "--tensor-parallel" in str(error.value) and message in str(error.value)
@@ -141,7 +141,7 @@ def level(*rows: dict[str, Any], noise: float, loss: float, times: int) -> dict[
     return {**facts, **tables}
 
 
-def test_ranks_are_told_as_one_host() -> None:
+def test_ranks_are_reported_as_one_host() -> None:
     first = level(row(10, 0, 0, 0.0, kind="a"), noise=0.0, loss=2.0, times=0)
     second = level(row(10, 4, 2, 0.5, kind="a"), noise=0.2, loss=2.5, times=3)
     third = level(row(10, 2, 2, 1.0, kind="a"), noise=math.nan, loss=2.25, times=1)

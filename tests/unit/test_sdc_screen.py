@@ -106,7 +106,7 @@ def test_known_fingerprints_come_back(file: Path) -> None:
         (lambda text: "[" * 100_000, "not JSON"),
     ],
 )
-def test_a_damaged_file_is_told(file: Path, damage, message: str) -> None:
+def test_a_damaged_file_is_reported(file: Path, damage, message: str) -> None:
     file.write_text(damage(file.read_text()))
     with pytest.raises(FingerprintsUnreadable, match=message) as error:
         read_reference(file)
@@ -161,7 +161,7 @@ def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("settled_again")
-def test_what_a_workload_raises_is_told_with_its_line(tmp_path: Path) -> None:
+def test_what_a_workload_raises_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "raises_here.py").write_text(
         "from traincheck.sdc.workload.workload import load_workload\n"
         "def workload(seed, device):\n"

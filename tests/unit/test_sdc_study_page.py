@@ -67,7 +67,7 @@ def test_of_a_long_series_the_extremes_are_drawn() -> None:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_tells_where_errors_came_in_and_how_far_the_two_came_apart() -> None:
+def test_the_page_shows_where_errors_came_in_and_how_far_the_two_diverged() -> None:
     results = study()
     page = Page(study_page(results, differs(results)))
     assert "The suspect worker computed otherwise" in page.text
@@ -163,7 +163,7 @@ def changed(**parts: Any) -> str:
         (changed(seed=10**400), "seed is not a whole number"),
     ],
 )
-def test_what_is_no_study_is_told(tmp_path: Path, text: str, reason: str) -> None:
+def test_what_is_no_study_is_reported(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "study.json"
     path.write_text(text)
     with pytest.raises(StudyUnreadable) as error:

@@ -154,7 +154,7 @@ def test_what_is_looked_at_is_what_the_fault_left_and_can_be_replaced(compiled: 
     assert [name for name in right if not torch.equal(right[name], wrong[name])] == ["layers.1.attention"]
 
 
-def test_classes_are_patterns_too_and_none_that_matches_is_told(compiled: XlaWorkload) -> None:
+def test_classes_are_patterns_too_and_none_that_matches_is_reported(compiled: XlaWorkload) -> None:
     training = compiled.begin()
     _, (hits,) = trained(training, 1, [Fault(pattern="RMSNorm")])
     assert len(hits) == 5 and all("norm" in hit.name for hit in hits)
@@ -240,7 +240,7 @@ def test_a_model_that_is_split_is_torchs() -> None:
         check_executable("xla", "decoder-tiny", (), 2)
 
 
-def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"needs the package 'jax'.*pip install 'traincheck\[xla\]'"):
         require_jax("this")

@@ -54,7 +54,7 @@ def test_a_new_folder_says_what_it_is_of(run: RunFolder) -> None:
 
 
 def test_a_folder_that_holds_something_is_left_alone(run: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderInUse, match="Nothing was overwritten"):
+    with pytest.raises(RunFolderInUse, match="TrainCheck did not change it"):
         RunFolder.create(run.path, Manifest())
     assert run.manifest == MANIFEST
     (tmp_path / "other").mkdir()
@@ -67,7 +67,7 @@ def test_an_empty_folder_may_be_taken(tmp_path: Path) -> None:
     assert RunFolder.create(tmp_path, MANIFEST).manifest == MANIFEST
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="it is a file, not a folder"):
         RunFolder.create(tmp_path / "file", MANIFEST)
@@ -75,7 +75,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "below", MANIFEST)
 
 
-def test_a_folder_without_permission_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -87,7 +87,7 @@ def test_a_folder_without_permission_is_told(tmp_path: Path, monkeypatch: pytest
         RunFolder.open(tmp_path)
 
 
-def test_opening_what_is_no_run_folder_is_told(tmp_path: Path) -> None:
+def test_opening_what_is_no_run_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunFolderNotFound):
         RunFolder.open(tmp_path / "nowhere")
     (tmp_path / "file").touch()
@@ -142,9 +142,9 @@ def test_unknown_fields_are_passed_over_and_a_newer_format_is_not(run: RunFolder
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": "one"}', b'{"format": 1, "argv": 3}', b"\xff{}"])
-def test_garbled_json_is_told_with_the_file_and_the_cure(run: RunFolder, content: bytes) -> None:
+def test_garbled_json_is_reported_with_the_file_and_the_cure(run: RunFolder, content: bytes) -> None:
     (run.path / "run.json").write_bytes(content)
-    with pytest.raises(TraceUnreadable, match=r"(?s)run\.json' is not as TrainCheck wrote it: .*Take it out"):
+    with pytest.raises(TraceUnreadable, match=r"(?s)run\.json' is damaged or was changed: .*Remove it"):
         _ = run.manifest
 
 
@@ -193,7 +193,7 @@ def test_of_two_processes_with_as_many_windows_the_one_that_saw_more_trains(run:
     assert run.jobs()[0].files[0] == run.path / "events-0-2.arrows"
 
 
-def test_attempts_of_a_job_are_told_apart_and_a_launcher_is_of_none(run: RunFolder) -> None:
+def test_attempts_of_a_job_are_distinguished_and_a_launcher_is_of_none(run: RunFolder) -> None:
     for rank, process, size, job in (
         (0, 1, 1, ""),
         (0, 2, 3, "a-0"),

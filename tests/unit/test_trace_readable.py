@@ -95,6 +95,6 @@ def test_positions_are_written_where_indentation_cannot_tell_them() -> None:
         ("window train\n  reading run.steps run fast", "line 2"),
     ],
 )
-def test_a_line_that_tells_nothing_is_named(text: str, message: str) -> None:
+def test_a_line_without_an_event_is_named(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_text(text)

@@ -89,10 +89,10 @@ def test_equal_facts_and_levels_are_one_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"hello", b"PK\x03\x04 and so on", b"{}\n", b"ARROW1\0\0"])
-def test_a_file_that_is_not_arrow_is_told_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_arrow_is_reported_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "events-0-1.arrows"
     path.write_bytes(content)
-    with pytest.raises(TraceUnreadable, match=r"events-0-1\.arrows' is not as TrainCheck wrote it: .* not an Arrow"):
+    with pytest.raises(TraceUnreadable, match=r"events-0-1\.arrows' is damaged or was changed: .* not an Arrow"):
         list(read_windows(path))
 
 
@@ -102,7 +102,7 @@ def test_an_empty_file_has_no_windows(tmp_path: Path) -> None:
     assert list(read_windows(path)) == []
 
 
-def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TraceOutOfReach, match=r"nowhere\.arrows' cannot be read: No such file or directory"):
         list(read_windows(tmp_path / "nowhere.arrows"))
     with pytest.raises(TraceOutOfReach):
@@ -114,13 +114,13 @@ def stream_of(path: Path, arrow_schema: pa.Schema) -> Path:
         return path
 
 
-def test_another_arrow_stream_is_told(tmp_path: Path) -> None:
+def test_another_arrow_stream_is_reported(tmp_path: Path) -> None:
     path = stream_of(tmp_path / "x.arrows", pa.schema([("a", pa.int32())]))
     with pytest.raises(TraceUnreadable, match="not of events"):
         list(read_windows(path))
 
 
-def test_a_newer_format_is_told(tmp_path: Path) -> None:
+def test_a_newer_format_is_reported(tmp_path: Path) -> None:
     columns = schema(0, 0)
     path = stream_of(tmp_path / "x.arrows", columns.with_metadata({**columns.metadata, b"traincheck.format": b"99"}))
     with pytest.raises(TraceTooNew, match=f"trace format 99; this TrainCheck reads up to {FORMAT}"):
@@ -128,14 +128,14 @@ def test_a_newer_format_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", [b"traincheck.format", b"traincheck.rank"])
-def test_a_header_that_was_tampered_with_is_told(tmp_path: Path, field: bytes) -> None:
+def test_a_header_that_was_tampered_with_is_reported(tmp_path: Path, field: bytes) -> None:
     columns = schema(0, 0)
     path = stream_of(tmp_path / "x.arrows", columns.with_metadata({**columns.metadata, field: b"?"}))
     with pytest.raises(TraceUnreadable):
         list(read_windows(path))
 
 
-def test_a_missing_column_is_told_and_a_further_one_is_passed_over(tmp_path: Path) -> None:
+def test_a_missing_column_is_reported_and_a_further_one_is_passed_over(tmp_path: Path) -> None:
     columns = schema(0, 0)
     path = stream_of(tmp_path / "x.arrows", columns.remove(columns.get_field_index("site")))
     with pytest.raises(TraceUnreadable, match="no proper column 'site'"):

@@ -283,7 +283,7 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path, windows: list[Wind
     assert list(read_windows(writer.path)) == windows[:2]
 
 
-def test_a_full_disk_is_told_and_nothing_follows_what_was_half_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_nothing_follows_what_was_half_written(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     program = f"""
 import resource
@@ -313,7 +313,7 @@ writer.close()
     assert list(read_windows(path)) == from_text(TRACE)[:1]
 
 
-def test_a_folder_that_is_deleted_under_way_is_told(tmp_path: Path, windows: list[Window]) -> None:
+def test_a_folder_that_is_deleted_under_way_is_reported(tmp_path: Path, windows: list[Window]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     writer = TraceWriter(folder, 0, 0)
@@ -327,7 +327,7 @@ def test_a_folder_that_is_deleted_under_way_is_told(tmp_path: Path, windows: lis
     assert writer.windows == 1
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path, windows: list[Window]) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path: Path, windows: list[Window]) -> None:
     writer = TraceWriter(tmp_path / "gone", 0, 0)
     with pytest.raises(OutputError, match="No such file or directory"):
         writer.write(windows[0])

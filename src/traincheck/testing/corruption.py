@@ -1,6 +1,6 @@
-"""Corruption: makes a training compute wrongly, as defective hardware does, to see whether it is noticed.
+"""Inject computation errors into a training, as defective hardware causes them, to test whether a detector notices.
 
-For tests of detectors of your own, and to study how sensitive a model is::
+Use it to test your own detectors, and to study how sensitive a model is::
 
     from traincheck.testing.corruption import Fault, inject
 
@@ -8,8 +8,8 @@ For tests of detectors of your own, and to study how sensitive a model is::
         train(model, optimizer)
     print(injected.times, injected.hits[:3])
 
-The same fault (its seed is part of it) strikes the same training at the same places. No hook stays behind the block.
-`parse_fault` reads a fault from a text. `docs/sdc.md` tells of kinds and sites.
+The same fault (including its seed) hits the same training in the same way. All hooks are removed after the block.
+`parse_fault` reads a fault from a text. `docs/sdc.md` explains kinds and sites.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ __all__ = ["Fault", "inject", "parse_fault"]
 
 
 def inject(model: Any, optimizer: Any, fault: Fault) -> AbstractContextManager[Injected]:
-    """Have `fault` strike while the block trains `model` with `optimizer`; see
-    `traincheck.sdc.faults.inject.inject`."""
+    """Inject `fault` while the block trains `model` with `optimizer`; see `traincheck.sdc.faults.inject.inject`."""
     from traincheck.sdc.faults import inject as injection  # here, for it needs torch
 
     return injection.inject(model, optimizer, fault)

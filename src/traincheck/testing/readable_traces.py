@@ -41,7 +41,7 @@ _json = json.JSONDecoder()
 
 
 def to_text(windows: Iterable[Window]) -> str:
-    """The windows as readable lines; `from_text` gives equal windows back."""
+    """Return the windows as readable lines; `from_text` returns equal windows."""
     windows = list(windows)
     text = "".join(_window_lines(windows, positions=False))
     if from_text(text) != windows:
@@ -50,7 +50,7 @@ def to_text(windows: Iterable[Window]) -> str:
 
 
 def from_text(text: str) -> list[Window]:
-    """The windows that the lines tell. Raises ValueError for a line that tells none, naming it."""
+    """Parse windows from readable lines. Raises ValueError that names an invalid line."""
     parser = _Parser()
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():

@@ -1,4 +1,4 @@
-"""Conformance of sinks: proves that one keeps the promises of `reporting.base`, whatever a report says.
+"""Check that a report sink keeps the promises of `reporting.base`, whatever a report contains.
 
 For the tests of a package that brings its own sink::
 
@@ -7,8 +7,8 @@ For the tests of a package that brings its own sink::
     def test_my_sink(tmp_path: Path) -> None:
         check_sink(MySink, tmp_path)
 
-The sink is given reports of runs that were clean, bad, cut short and full of what strangers may write. One that writes
-no file (its `file` is empty) is checked as far as that can be seen: give `place` what it is to be made with.
+The sink receives reports of runs that were clean, faulty, interrupted, and full of untrusted text. For a sink that
+writes no file (its `file` is empty), pass its constructor argument as `target`; fewer promises can be checked.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ HOSTILE = (
     "\x1b]0;title\x07 \x00\x08 \u202egnp.exe \ufffe \ud800",
     "\"quoted\" 'and' &amp; {{ 7 * 7 }} ${jndi} \\n",
 )
-"""What a stranger may have named a parameter or a function: it is shown as text, wherever a report goes."""
+"""Text that an untrusted program may use as the name of a parameter or function: sinks must show it as plain text."""
 
 FORBIDDEN = ("\x1b", "\x00", "\x07", "\x08", "\u202e")
-"""Characters that steer what shows a document, and have no place in one."""
+"""Control characters, which must not reach a document."""
 
 
 class NotConforming(AssertionError):
-    """A sink breaks a promise. The message says which, with which report, and what to do."""
+    """A sink breaks a promise. The message names the promise, the report and the cure."""
 
 
 def reports() -> Mapping[str, Report]:
-    """The reports by name: nothing checked, clean, bad, notices only, hostile, and one of many findings."""
+    """Return the reports by name: nothing checked, clean, bad, notices only, hostile, and one with many findings."""
     bad = Finding(
         severity=ERROR,
         step=3,
@@ -96,7 +96,7 @@ def reports() -> Mapping[str, Report]:
 
 
 def check_sink(sink: Any, folder: Path, target: str = "") -> int:
-    """Check every promise of the class `sink`, which may write below `folder`; the number of reports it was given.
+    """Check every promise of the class `sink`, which may write below `folder`; returns the number of reports.
 
     Raises NotConforming for the first promise that is broken.
     """
@@ -144,7 +144,7 @@ def _takes(sink: Any, report: Report, target: str | Path, home: Path, where: str
             raise _fail(f"{where}, {sink.name} prints {output.getvalue()[:40]!r}", "Write the file, and nothing else")
         names = sorted(path.name for path in home.rglob("*"))
         if names != [sink.file]:
-            raise _fail(f"{where}, {sink.name} leaves {names} and not {sink.file!r}", "Write the place that is given")
+            raise _fail(f"{where}, {sink.name} leaves {names} and not {sink.file!r}", "Write to the given target")
         written.append((home / sink.file).read_bytes())
     if written and written[0] != written[1]:
         raise _fail(f"{where}, {sink.name} writes another document each time", "Write what the report of `close` says")
@@ -153,7 +153,7 @@ def _takes(sink: Any, report: Report, target: str | Path, home: Path, where: str
 
 
 def _runs(sink: Any, report: Report, target: str | Path, shows: bool, where: str) -> None:
-    """Open, show or not, close, as commands do."""
+    """Open the sink, show the findings if `shows`, and close it, as commands do."""
     try:
         instance = sink(str(target), lambda: [])
         instance.open({"script": report.run.get("script", ""), "fail_on": "error"})
@@ -179,7 +179,7 @@ def _can_be_shown(sink: Any, data: bytes, where: str) -> None:
 
 
 def _refuses_a_folder(sink: Any, folder: Path) -> None:
-    """A place that cannot be written is told before the program runs, or else when it is written."""
+    """Check that a target that cannot be written is reported before the program runs, or when it is written."""
     taken = folder / "a-folder"
     taken.mkdir()
     try:

@@ -1,14 +1,13 @@
-"""Conformance of trackers: proves that one takes whatever a run may bring.
+"""Check that an experiment tracker accepts every run.
 
 For the tests of a package that brings its own tracker::
 
     from traincheck.testing.trackers import check_tracker
 
     def test_my_tracker(tmp_path: Path) -> None:
-        check_tracker(MyTracker, tmp_path, place="http://127.0.0.1:5000")
+        check_tracker(MyTracker, tmp_path, target="http://127.0.0.1:5000")
 
-Every run is followed in this process, one after the other, so give a place that is of no consequence: a server of the
-test's own, or a folder.
+All runs are tracked in this process, one after the other. Use a disposable target: a server of the test, or a folder.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ METHODS = ("open", "show", "measure", "close")
 
 
 def statuses() -> Sequence[RunStatus]:
-    """How a run may fare: before its first step, while it trains, with a rank that fell silent, and over."""
+    """Return typical states of a run: before its first step, training, with a silent rank, ended, and killed."""
     rank = RankStatus(0, 7, "", TRAINING, 12, 13, 1, 3.5, 0.25, 1.5, 1.0)
     starting = replace(rank, state=STARTING, steps=0, windows=0, dropped=0, steps_per_second=None, cost=None)
     going = RunStatus("runs/one", GOING, "train.py", "run", rules=9, ranks=(starting,))
@@ -41,7 +40,7 @@ def statuses() -> Sequence[RunStatus]:
 
 
 def check_tracker(tracker: Any, folder: Path, target: str = "") -> int:
-    """Check every promise of the class `tracker`, whose run folders are made below `folder`; the number of runs.
+    """Check every promise of the class `tracker`, with run folders below `folder`; returns the number of runs.
 
     Raises NotConforming for the first promise that is broken.
     """

@@ -1,9 +1,9 @@
 """Turn windows into the columns of an event file, fast enough to run during training.
 
-Note [Columns during training]: a background thread converts windows to columns, and shares Python's lock with the training.
-Each column is therefore converted by one call into C, which holds the lock for about a millisecond in a window of 1,800
-events. Compression and writing take as long again and do not hold the lock. Only values of readings and facts of
-tensors with values are handled individually: readings are few, and reading a value costs far more.
+Note [Columns during training]: a background thread converts windows to columns, and shares Python's lock with the
+training. Each column is therefore converted by one call into C. The call holds the lock for about a millisecond in a
+window of 1,800 events. Compression and writing take as long again and do not hold the lock. Only values of readings
+and facts of tensors with values are handled individually: readings are few, and reading a value costs far more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Control: what is asked of the processes of a run while they train, and what each of them answers.
+"""Send requests to the processes of a running training, and read their answers.
 
 Note [Control by files]
-`control.json` holds the state that is wanted, and a serial that grows with each change; a process compares it with what
-it has done, so it does not matter what it missed, nor when it began. What is asked for once (to look closer, a
-snapshot) has a number that grows. Each process says in `controlled-RANK-PROCESS.json` up to which serial it has come.
-Whoever changes the file holds a lock for it, and it is written whole.
+`control.json` holds the requested state, and a serial that grows with each change. A process compares it with what it
+has done, so it may start late or miss changes. One-time requests (full recording, a snapshot) have a number that grows.
+Each process writes to `controlled-RANK-PROCESS.json` which serial it has reached. A change holds a lock on the file,
+and replaces it as a whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from traincheck.vocab.finding import Finding
 CONTROL, LOCK, ANSWERS = "control.json", ".control.lock", "controlled-*.json"
 
 PATIENCE = 10.0
-"""Seconds that a change waits for the lock: it is held for as long as it takes to write a small file."""
+"""Seconds that a change waits for the lock, which is held only while a small file is written."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

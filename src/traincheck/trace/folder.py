@@ -1,4 +1,4 @@
-"""The run folder: all that is known of one run, as files that its processes wrote."""
+"""Read and write a run folder: everything that the processes of one run have recorded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTE = re.compile(r"process-(-?[0-9]{1,18})-([0-9]{1,18})\.json")
 class Job:
     """Processes that train together: `size` ranks, and the event files of those that have written any, by rank.
 
-    `exchange` says that the ranks compare themselves while they train, as some of them write elsewhere.
+    `exchange` means that the ranks compare themselves during training, as some of them write to another folder.
     """
 
     name: str
@@ -49,9 +49,9 @@ class Job:
 class RunFolder:
     """A folder with run.json and, for each observed process, its events and a note.
 
-    Nothing is kept in memory: what a property or a method tells is what the folder holds at that moment, so that a run
-    in progress can be watched. Reading raises TraceUnreadable for a file that is garbled, TraceTooNew for one of a
-    newer format and TraceOutOfReach where the system refuses; writing raises OutputError.
+    Properties and methods read the folder at each call, so you can watch a run in progress. Reading raises
+    TraceUnreadable for a damaged file, TraceTooNew for a newer format and TraceOutOfReach if the system refuses.
+    Writing raises OutputError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,9 +59,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], manifest: Manifest) -> RunFolder:
-        """Begin a run folder at `path`, making the folders above it.
+        """Create a run folder at `path`, and its parent folders.
 
-        Raises RunFolderInUse when something is in it, OutputError when it cannot be written.
+        Raises RunFolderInUse if the folder is not empty, OutputError if it cannot be written.
         """
         folder = cls(Path(path))
         try:
@@ -82,9 +82,9 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """The run folder at `path`.
+        """Open the run folder at `path`.
 
-        Raises RunFolderNotFound, or RunFolderEmpty when it holds neither run.json nor events.
+        Raises RunFolderNotFound, or RunFolderEmpty if it holds neither run.json nor events.
         """
         folder = cls(as_path(path))
         try:
@@ -98,21 +98,21 @@ class RunFolder:
 
     @property
     def manifest(self) -> Manifest:
-        """What run.json says; where there is none, a manifest that knows nothing."""
+        """The contents of run.json; an empty manifest if there is none."""
         file = self.path / MANIFEST
         return from_json(file, Manifest) if file.exists() else Manifest(traincheck="")
 
     def update(self, **changes: Any) -> Manifest:
-        """Change fields of run.json, as a whole or not at all, and return what it says now.
+        """Change fields of run.json atomically, and return the new manifest.
 
-        Known limitations: of two processes that update at one moment, one change may be lost; one should do it.
+        Known limitations: of two concurrent updates, one may be lost; only one process should update.
         """
         manifest = msgspec.structs.replace(self.manifest, **changes)
         self._replace(MANIFEST, to_json(manifest))
         return manifest
 
     def write_note(self, note: ProcessNote) -> None:
-        """Write what a process says of itself in place of what it said before, as a whole or not at all."""
+        """Replace the note of a process atomically."""
         self._replace(f"process-{note.rank}-{note.process}.json", to_json(note))
 
     def ask_to_stop(self, title: str, step: int) -> None:
@@ -121,22 +121,22 @@ class RunFolder:
         change_control(self.path, lambda control: stopped(control, because))
 
     def stop_asked(self) -> StopAsked | None:
-        """What the processes of the run were asked to stop for, if they were."""
+        """Return the stop request, or None."""
         return read_control(self.path).stop
 
     def withdraw_note(self, rank: int, process: int) -> None:
-        """Take back a note that was written before the process knew its rank."""
+        """Remove a note that was written before the process knew its rank."""
         with contextlib.suppress(OSError):
             (self.path / f"process-{rank}-{process}.json").unlink()
 
     def notes(self) -> tuple[ProcessNote, ...]:
-        """What each process says of itself, by rank, then by process."""
+        """Return the notes of all processes, by rank, then by process."""
         return tuple(self._notes().values())
 
     def trained_as(self, rank: int, process: int) -> tuple[ProcessNote, ...]:
-        """What other processes say of themselves that have trained as this rank of their job, or have begun to.
+        """Return the notes of other processes that train or trained as this rank of their job.
 
-        A process of no job, which may start others, has trained as nobody.
+        Processes without a job, such as launchers, are not included.
         """
         events = self._files(_EVENTS)
         others = self._notes(lambda owner: owner[0] == rank and owner[1] != process)
@@ -144,15 +144,15 @@ class RunFolder:
         return tuple(note for note in begun if note.world_size > 1)
 
     def event_files(self) -> tuple[Path, ...]:
-        """The event file of each process, by rank, then by process."""
+        """Return the event file of each process, by rank, then by process."""
         return tuple(self._files(_EVENTS).values())
 
     def event_files_of(self, rank: int) -> tuple[Path, ...]:
-        """The event file of each process of this rank, by process."""
+        """Return the event file of each process of this rank, by process."""
         return tuple(file for owner, file in self._files(_EVENTS).items() if owner[0] == rank)
 
     def removed(self) -> tuple[str, ...]:
-        """Which training steps were removed from recordings that grew too large, as sentences."""
+        """Return sentences on the training steps that were removed from recordings that grew too large."""
         long = [file for file in self.event_files() if len(segments(file)) > 1]  # the first segment is never removed
         if not long:
             return ()
@@ -164,16 +164,16 @@ class RunFolder:
         )
 
     def left_out(self) -> tuple[str, ...]:
-        """That only some of the steps were recorded, if it is so, as sentences."""
+        """Return a sentence if only some of the steps were recorded."""
         recorded = recorded_of(self.notes())
         return (
             () if recorded is None else (f"the recording holds {recorded[0]:,} of {recorded[1]:,} steps {RECORD_ALL}",)
         )
 
     def windows(self) -> Iterator[tuple[ProcessNote | None, Iterator[Window]]]:
-        """For each process with events, by rank, then by process: its note if it wrote one, and its windows.
+        """Yield, for each process with events, its note (or None) and its windows, by rank, then by process.
 
-        The windows are read as they are asked for (see `read_windows`).
+        Windows are read lazily (see `read_windows`).
         """
         from traincheck.trace.reader import read_windows
 
@@ -182,11 +182,11 @@ class RunFolder:
             yield notes.get(owner), read_windows(file)
 
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs of several ranks, in the order of their names, so far as their processes have written events.
+        """Return the jobs of several ranks whose processes have written events, sorted by name.
 
-        Where several processes are of one rank (a worker of a data loader has the rank of the one that started it), the
-        one with most windows trains (of two with as many, the one that wrote more). A process without a note belongs to
-        the job without a name.
+        Several processes can have the same rank: a data loader worker has the rank of its parent. The process with most
+        windows is taken as the one that trains; if equal, the one with the larger file. A process without a note
+        belongs to the unnamed job.
         """
         notes = self._notes()
         sizes: dict[str, int] = {}
@@ -209,7 +209,7 @@ class RunFolder:
 
     @property
     def size(self) -> int:
-        """Bytes that the files in the folder take."""
+        """The size of all files in the folder, in bytes."""
         total = 0
         for entry in self._entries():
             try:
@@ -225,7 +225,7 @@ class RunFolder:
             raise TraceOutOfReach(self.path, error.strerror or str(error)) from error
 
     def _notes(self, accept: Callable[[_Owner], bool] = lambda owner: True) -> dict[_Owner, ProcessNote]:
-        """The notes of wanted processes, without those that are taken back at this moment (see `withdraw_note`)."""
+        """Return the notes of accepted processes, except notes that are just being removed (see `withdraw_note`)."""
         notes = {}
         for owner, file in self._files(_NOTE).items():
             if accept(owner):
@@ -237,7 +237,7 @@ class RunFolder:
         return notes
 
     def _files(self, pattern: re.Pattern[str]) -> dict[_Owner, Path]:
-        """The files of this kind by (rank, process), sorted."""
+        """Return the files that match, by (rank, process), sorted."""
         files = {}
         try:
             for name, file in self._listed():
@@ -249,7 +249,7 @@ class RunFolder:
         return dict(sorted(files.items()))
 
     def _listed(self) -> Iterator[tuple[str, Path]]:
-        """The files in the folder: neither pipes nor devices, which would keep us (at an address there are none)."""
+        """Yield the regular files in the folder: pipes and devices could block (an address has none)."""
         if isinstance(self.path, Address):
             yield from ((entry.name, entry) for entry in self.path.iterdir())
             return
@@ -269,17 +269,17 @@ class RunFolder:
 
 
 def digest_file(events: Path) -> Path:
-    """The file in which a process tells the other ranks what it saw, beside that of its events."""
+    """Return the path of the digests that a process publishes to the other ranks, for its event file."""
     return events.with_name(DIGESTS + events.name[len(EVENTS) :])
 
 
 def _extent(file: Path) -> tuple[int, int]:
-    """How many windows an event file holds, and its bytes."""
+    """Return the number of windows in an event file, and its size in bytes."""
     from traincheck.trace.reader import count_windows
 
     return count_windows(file), bytes_of(file)
 
 
 def bytes_of(recording: Path) -> int:
-    """Bytes that a recording takes. Raises FileNotFoundError for one that is not there."""
+    """Return the size of a recording in bytes. Raises FileNotFoundError."""
     return sum(segment.stat().st_size for segment in segments(recording))

@@ -1,6 +1,6 @@
-"""The format of a run folder: its number, and what its files are called.
+"""Name the files of a run folder, and number its format.
 
-Without pyarrow, which takes longer to import than all that a command does before the program starts.
+Imports no pyarrow, which takes longer to import than everything else that a command does before the program starts.
 """
 
 FORMAT = 2
@@ -18,8 +18,8 @@ segments.py; the metadata of these say which steps were removed before.
 MANIFEST = "run.json"
 
 BOOK_FILE = "book.jsonl"
-"""The book that a run was checked live against, kept in its run folder: what was observed follows from it."""
+"""The book against which a run was checked live. The run folder keeps it, because it decided what was observed."""
 
 EVENTS, DIGESTS = "events", "told"
-"""How the files of a process begin: all that was observed, and what it tells the other ranks (see
-checking/digests.py)."""
+"""Prefixes of the files of a process: its events, and the digests that it publishes to other ranks (see
+checking/digests.py). The prefix on disk stays `told`."""

@@ -1,4 +1,4 @@
-"""Growing files: reading a file that another process is still writing."""
+"""Read a file while another process is still writing it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 MOST = 1 << 24
-"""Bytes that are asked for at a time: room is made for as many before there are any."""
+"""Bytes to read at a time: memory is reserved for them in advance."""
 
 PAUSE = 0.2
-"""Seconds between two looks at a file that has nothing new."""
+"""Seconds between two reads of a file without new data."""
 
 
 class GrowingFile(io.RawIOBase):
-    """A file that is read to where it ends when `ended` says that nothing more comes; until then a read waits.
+    """A file that is read until `ended` returns True; until then, a read waits for more data.
 
-    What is written up to the moment at which `ended` turns true is read. Raises OSError where the system refuses.
+    Data written before `ended` returns True is read. Raises OSError if the system refuses.
     """
 
     def __init__(self, path: str | os.PathLike[str], ended: Callable[[], bool], pause: float = PAUSE) -> None:
@@ -42,7 +42,7 @@ class GrowingFile(io.RawIOBase):
         return self._file.seek(offset, whence)
 
     def read(self, size: int = -1) -> bytes:
-        """`size` bytes, fewer only at the end of the file (all that is left for a negative size)."""
+        """Return `size` bytes, fewer only at the end of the file (all remaining bytes for a negative size)."""
         data = b""
         while size < 0 or len(data) < size:
             more = self._file.read(min(size - len(data), MOST) if size >= 0 else -1)

@@ -1,9 +1,10 @@
-"""Bounds: looks at each message of an event file before it is decoded, so that a small file cannot fill the memory.
+"""Check the size of each message in an event file before decoding it, so that a small file cannot fill the memory.
 
-Note [What a message claims]
-Arrow decompresses a column to the size that the file claims for it, and zeros compress to nothing: some kilobytes of a
-stranger's file could stand for terabytes. So we read along on a line of our own, ahead of Arrow, and look at what each
-message claims: rows and bytes. It takes some microseconds a window, for nothing is decompressed.
+Note [Claimed sizes]
+Arrow decompresses a column to the size that the file claims, and zeros compress to almost nothing. A few kilobytes of
+an untrusted file could therefore expand to terabytes. TrainCheck reads the file ahead of Arrow, through a second
+handle, and checks the rows and bytes that each message claims. The check takes a few microseconds per window, because
+it decompresses nothing.
 """
 
 from __future__ import annotations
@@ -12,30 +13,30 @@ import struct
 from typing import Any
 
 LARGEST = 1 << 29
-"""Bytes that a message, or all that one dictionary has grown to, may have when it is decompressed."""
+"""Maximum decompressed size in bytes of a message, and of a dictionary with all its additions."""
 
 MOST_ROWS = 1 << 22
-"""Rows of a window: half a million events at the most, with a few tensors for each call."""
+"""Maximum number of rows of a window: about half a million events, with a few tensors for each call."""
 
 ROWS_OF_A_BYTE, FEW_ROWS = 16, 4096
-"""Rows that a byte of a message may stand for, beyond some: events have numbers of their own, which take more."""
+"""Maximum rows per byte of a message, beyond a few: each event has numbers of its own, which take more space."""
 
 LARGEST_HEAD = 1 << 24
-"""Bytes of what describes a message; that of a window has 3 KB."""
+"""Maximum size in bytes of a message header; a window's header has 3 KB."""
 
 _DICTIONARY, _RECORDS = 2, 3
 _CONTINUES = -1
 
 
 class Bounds:
-    """What is read of `file`, which stands at the beginning of an Arrow IPC stream: only its messages are looked at."""
+    """Checks the messages of `file`, which must be at the beginning of an Arrow IPC stream."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
         self._dictionaries: dict[int, int] = {}
 
     def next_window(self) -> None:
-        """Look at all up to the end of the next window. Raises ValueError for what claims too much, or is none."""
+        """Check all messages up to the end of the next window. Raises ValueError for excessive or invalid sizes."""
         while (head := self._head()) is not None:
             message = _Table.root(head)
             size = message.number(3, "<q")
@@ -52,7 +53,7 @@ class Bounds:
                 self._check_dictionary(message.table(2), body)
 
     def _head(self) -> bytes | None:
-        """What describes the next message, None at the end."""
+        """Return the header of the next message, or None at the end."""
         begins = self._read(4)
         if len(begins) == 4 and struct.unpack("<i", begins)[0] == _CONTINUES:
             begins = self._read(4)
@@ -92,7 +93,7 @@ def _check_records(records: _Table, body: bytes) -> None:
 
 
 def _claimed(records: _Table, body: bytes) -> int:
-    """The bytes that the columns have when they are decompressed."""
+    """Return the decompressed size of the columns in bytes."""
     places = records.pairs(2)
     if not records.has(3):
         return sum(places[1::2])
@@ -107,7 +108,7 @@ def _claimed(records: _Table, body: bytes) -> int:
 
 
 class _Table:
-    """A table in the encoding of Arrow's messages (FlatBuffers). What does not fit raises ValueError."""
+    """A table in the FlatBuffers encoding of Arrow's messages. Invalid data raises ValueError."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -117,7 +118,7 @@ class _Table:
 
     @classmethod
     def root(cls, data: bytes) -> _Table:
-        """The table that `data` begins with."""
+        """Return the root table of `data`."""
         return cls(data, _unpacked("<I", data, 0))
 
     def has(self, field: int) -> bool:
@@ -125,7 +126,7 @@ class _Table:
         return bool(self._position(field))
 
     def number(self, field: int, kind: str) -> int:
-        """The number in a field; 0 where it is left out."""
+        """Return the number in a field; 0 if the field is missing."""
         position = self._position(field)
         return self._int(kind, position) if position else 0
 

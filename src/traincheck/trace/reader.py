@@ -1,7 +1,7 @@
-"""The reader: the windows of one recording, in order, without holding more than one of them.
+"""Read the windows of one recording in order, holding only one of them in memory.
 
-A recording is an event file, with the further segments that a long run has (see segments.py). What was removed of it is
-missing in the order of `Window.index`, as windows are that were dropped.
+A recording is an event file, followed by further segments in a long run (see segments.py). Removed parts appear as gaps
+in `Window.index`, like dropped windows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _GARBLED = (
     RecursionError,
     MemoryError,
 )
-"""What pyarrow and the decoding raise over bytes that were tampered with."""
+"""The errors that pyarrow and the decoders raise for damaged bytes."""
 
 _STREAM_BEGINS = b"\xff\xff\xff\xff"
 """The first bytes of every Arrow IPC stream (the continuation marker of its schema message)."""
@@ -59,20 +59,19 @@ _tensor = functools.partial(tuple.__new__, TensorSummary)
 
 
 def read_windows(path: str | os.PathLike[str]) -> Iterator[Window]:
-    """The windows of the event file `path`, each made when it is asked for.
+    """Yield the windows of the event file `path`, each created when it is requested.
 
-    The file may still be written, or its process may have been killed: a tail that is not a whole window is no error,
-    the windows before it are read. Raises, at the first window or later, TraceOutOfReach, TraceTooNew, or
-    TraceUnreadable for a file that is something else or garbled.
+    The file may still be growing, or its process may have been killed. An incomplete window at the end is no error: the
+    windows before it are read. Raises TraceOutOfReach, TraceTooNew, or TraceUnreadable for another or damaged file, at
+    the first window or later.
 
-    Known limitations: a length in the file that was garbled so that it points beyond the end looks like a torn tail.
+    Known limitations: a damaged length that points beyond the end of the file looks like an incomplete window.
     """
     return _read(path, lambda batch: True)
 
 
 def read_steps(path: str | os.PathLike[str], first: int, last: int) -> Iterator[Window]:
-    """Of the windows that `read_windows` yields those of the training steps `first` to `last`; the others are passed
-    over, which costs little."""
+    """Yield the windows of the training steps `first` to `last`; other windows are skipped, which costs little."""
     return _read(path, lambda batch: first <= batch.column("step")[0].as_py() <= last)
 
 
@@ -92,10 +91,10 @@ def follow_windows(
     pause: float = PAUSE,
     accept: Callable[[int], bool] = lambda index: True,
 ) -> Iterator[Window]:
-    """What `read_windows` yields, of a file that is still being written: the next window is waited for.
+    """Yield the windows of a file that is still being written; waits for the next window.
 
-    Windows whose index is not `wanted` are passed over, which costs little. Once `ended` returns True, what is there by
-    then is read, and nothing more is waited for; it is asked every `pause` seconds while nothing comes. Raises as
+    Windows whose index is not accepted are skipped, which costs little. `ended` is called every `pause` seconds while
+    no data arrives. After it returns True, the remaining windows are read and the iteration ends. Raises the errors of
     `read_windows`.
     """
 
@@ -114,9 +113,9 @@ def follow_windows(
 
 
 def count_windows(path: str | os.PathLike[str]) -> int:
-    """How many windows the recording `path` holds, without decoding them; those before a tear or garbled bytes.
+    """Return the number of windows in the recording `path`, without decoding them, up to an incomplete or damaged one.
 
-    Raises TraceOutOfReach where the system refuses.
+    Raises TraceOutOfReach if the system refuses.
     """
     return sum(map(_count_windows, segments(path)))
 
@@ -133,16 +132,18 @@ def _count_windows(segment: Path) -> int:
 
 
 def last_step(path: str | os.PathLike[str]) -> int:
-    """The training step of the last window in the recording `path`, as `count_windows` finds them; 0 without any.
+    """Return the training step of the last window in the recording `path`, as `count_windows` counts them; 0 without
+    any.
 
-    Raises TraceOutOfReach where the system refuses.
+    Raises TraceOutOfReach if the system refuses.
     """
     return next((step for segment in reversed(segments(path)) for step in list(_steps(segment))[-1:]), 0)
 
 
 def removed_steps(path: str | os.PathLike[str]) -> tuple[tuple[int, int], ...]:
-    """The training steps of the recording `path` (the first and the last of each row of them) that were removed, as its
-    last segment says. Raises TraceOutOfReach where the system refuses.
+    """Return the ranges of training steps (first and last) that were removed from the recording `path`.
+
+    The last segment holds them. Raises TraceOutOfReach if the system refuses.
     """
     for segment in reversed(segments(path)):
         with _opened_if_there(segment) as opened, contextlib.suppress(*_GARBLED):
@@ -152,7 +153,7 @@ def removed_steps(path: str | os.PathLike[str]) -> tuple[tuple[int, int], ...]:
 
 
 def _steps(segment: Path) -> Iterator[int]:
-    """The training step of each window; those before a tear or garbled bytes."""
+    """Yield the training step of each window, up to an incomplete or damaged one."""
     with _opened_if_there(segment) as opened, contextlib.suppress(*_GARBLED, StopIteration):
         if opened is None:
             return
@@ -167,7 +168,7 @@ def _steps(segment: Path) -> Iterator[int]:
 
 
 class _Opened(NamedTuple):
-    """A file, and once more on a line of its own, for `Bounds`."""
+    """An open file, and a second handle on it for `Bounds`."""
 
     file: pa.NativeFile
     again: IO[bytes]
@@ -175,7 +176,7 @@ class _Opened(NamedTuple):
 
 @contextlib.contextmanager
 def _opened_if_there(segment: Path) -> Iterator[_Opened | None]:
-    """None for a segment that was removed since it was seen."""
+    """Open a segment; yields None if the segment has been removed."""
     with contextlib.ExitStack() as held:
         opened = None
         try:
@@ -197,7 +198,7 @@ def _windows(
     accept: Callable[[pa.RecordBatch], bool],
     bounds: Bounds,
 ) -> Iterator[Window]:
-    """The windows in `file` that are wanted; `end` tells where it ends once a read has come there."""
+    """Yield the accepted windows in `file`; `end` returns the size of the file after a read has reached its end."""
     begins = file.read(len(_STREAM_BEGINS))
     if not _STREAM_BEGINS.startswith(begins):
         raise TraceUnreadable(path, "it is not an Arrow stream")
@@ -228,13 +229,13 @@ def _windows(
 
 
 class _Values(list[Any]):
-    """The values of the dictionary of one column, each decoded once and shared by all rows of the file that have it."""
+    """The values of one column's dictionary, each decoded once and shared by all rows of the file."""
 
     def __init__(self, decode: Callable[[str], Any]) -> None:
         self._decode = decode
 
     def grow(self, dictionary: pa.Array) -> None:
-        """Take in what was added to the dictionary."""
+        """Decode the values that were added to the dictionary."""
         if len(dictionary) > len(self):
             added = dictionary.slice(len(self))
             added.validate(full=True)  # pyarrow would follow a garbled offset to wherever it leads
@@ -260,18 +261,18 @@ class _Rows:
         return self._numbers(self._columns[name], "i")
 
     def texts(self, name: str) -> Iterator[Any]:
-        """What a dictionary column tells, decoded."""
+        """Return the decoded values of a dictionary column."""
         column, values = self._columns[name], self._values[name]
         values.grow(column.dictionary)
         return map(values.__getitem__, self._numbers(column.indices, "i"))
 
     def objects(self, name: str) -> list[Any]:
-        """A column that is packed in bits or has nulls of its own."""
+        """Return the values of a bit-packed column, or of one with nulls."""
         values: list[Any] = self._columns[name][self._start : self._stop].to_pylist()
         return values
 
     def texts_of_some(self, name: str) -> list[Any]:
-        """What a dictionary column tells that has nulls of its own, decoded."""
+        """Return the decoded values of a dictionary column with nulls."""
         column, values = self._columns[name], self._values[name]
         values.grow(column.dictionary)
         codes = column.indices[self._start : self._stop].to_pylist()
@@ -301,12 +302,12 @@ class _Batches:
 
     @staticmethod
     def index(batch: pa.RecordBatch) -> int:
-        """The index of the window of `batch`, without a look at the rest of it."""
+        """Return the index of the window of `batch` without decoding the rest."""
         number: int = batch.column("window")[0].as_py()
         return number
 
     def window(self, batch: pa.RecordBatch, replaced: int) -> Window:
-        """The window of `batch`; `replaced` says how many dictionaries were replaced in the stream so far."""
+        """Return the window of `batch`; `replaced` is the number of replaced dictionaries in the stream so far."""
         batch.validate()
         if replaced != self._replaced:  # which one is not told: forget them all, which costs little and comes seldom
             self._replaced = replaced
@@ -359,7 +360,7 @@ def _changes(rows: _Rows) -> tuple[Change, ...]:
 
 
 def _tensors_of(calls: _Rows, rows: _Rows) -> list[tuple[TensorSummary, ...]]:
-    """The tensors of each of `calls`."""
+    """Return the tensors of each of `calls`."""
     if not rows:
         return [()] * len(calls)  # as in a file of format 1, which has no such columns
     types = list(rows.texts("type"))
@@ -392,5 +393,5 @@ def _readings(rows: _Rows) -> tuple[Reading, ...]:
 
 
 def _value(*columns: FactValue) -> FactValue:
-    """What the one of the columns that is not null says; None where none does."""
+    """Return the value of the one column that is not null, or None."""
     return next((value for value in columns if value is not None), None)

@@ -1,9 +1,9 @@
-"""Rotation: the recording of a long run in segments, of which those in the middle are removed when there are too many.
+"""Write the recording of a long run in segments, and remove segments from the middle if it grows too large.
 
-Note [What is kept]
-A run of a month is not recorded in full. What is looked for later is how it began (the set-up, the warm-up), how it
-went when something was found, and how it ended. So the first segment stays, a few stay that were asked to (`keep`), and
-of the others the oldest go. What is left has gaps, as windows that were not watched leave them, and is read as such.
+Note [Kept segments]
+TrainCheck does not keep the full recording of a month-long run. You later need its beginning (set-up, warm-up), the
+steps around findings, and its end. So the first segment stays, a few segments with findings stay (`keep`), and the
+oldest of the others are removed. The recording then has gaps, like those of steps that were not observed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import TRAIN, Window
 
 SEGMENTS = 16
-"""A recording has so many at the most: what is removed at a time is a sixteenth of it."""
+"""Maximum number of segments: each removal frees a sixteenth of the recording."""
 
 MOST_KEPT = 6
-"""Segments that stay because something was found in them: less than half, so that the end is told as well."""
+"""Maximum number of segments to keep for findings: less than half, so that the end is recorded as well."""
 
 
 @dataclass(slots=True)
 class _Segment:
-    """One file of a recording: the training steps in it, and its bytes."""
+    """A file of a recording: its number, training steps and size in bytes."""
 
     number: int
     steps: Steps | None = None
@@ -35,12 +35,12 @@ class _Segment:
 
 
 class RotatingWriter:
-    """Writes the windows of a process, as `TraceWriter` does, into files that hold `most` bytes together.
+    """Writes the windows of a process, like `TraceWriter`, into files of at most `most` bytes together.
 
-    A segment that is full is followed by another one. What is told once has to be told again in it, so `on_full` is
-    called, and `begin_at` says with which window it begins; without `on_full` it begins at once. `most` may be
-    exceeded by the size of one window, and 0 is no limit. Methods raise OutputError; `begin_at` and `keep` may be
-    called from other threads.
+    A full segment is followed by another one, which must repeat everything that is written only once. So the writer
+    calls `on_full`, and you call `begin_at` with the first window of the next segment. Without `on_full`, the next
+    segment begins at once. One window may exceed `most`; 0 means no limit. Methods raise OutputError. `begin_at` and
+    `keep` may be called from other threads.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RotatingWriter:
         self._removed: list[Steps] = []
 
     def write(self, window: Window) -> None:
-        """Append a window and hand it to the operating system."""
+        """Append a window and pass it to the operating system."""
         if self._full and self._may_begin(window) and os.getpid() == self._pid:
             self._next()
         self._writer.write(window)
@@ -81,12 +81,11 @@ class RotatingWriter:
         return self._on_full is None or (self._begin_at is not None and window.index >= self._begin_at)
 
     def begin_at(self, index: int) -> None:
-        """The next segment begins with the window of this index, or the first one behind it."""
+        """Begin the next segment with the window of this index, or the first one after it."""
         self._begin_at = index
 
     def keep(self) -> None:
-        """Something was found: the segment that is being written stays, and the one behind it, if there are not too
-        many yet."""
+        """Keep the current segment and the next one because of a finding, up to `MOST_KEPT` segments."""
         number = self._segments[-1].number
         self._kept += [kept for kept in (number, number + 1) if kept not in self._kept]
         del self._kept[MOST_KEPT:]
@@ -105,7 +104,7 @@ class RotatingWriter:
         self._segments.append(_Segment(number))
 
     def _make_room(self) -> None:
-        """Remove segments until another one has room."""
+        """Remove segments until there is room for another one."""
         room = self._most - self._most // SEGMENTS
         while sum(segment.size for segment in self._segments) > room:
             middle = self._segments[1:-1]
@@ -126,7 +125,7 @@ class RotatingWriter:
 
 
 def _joined(rows: Iterable[Steps]) -> list[Steps]:
-    """Rows of steps, those that touch as one."""
+    """Merge adjacent ranges of steps."""
     joined: list[Steps] = []
     for first, last in sorted(rows):
         if joined and first <= joined[-1][1] + 1:

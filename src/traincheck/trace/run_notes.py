@@ -1,4 +1,4 @@
-"""Notes: what is written down about a run and about each of its processes, beside the events."""
+"""Describe a run (run.json) and each of its processes (a note) in JSON files of the run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from traincheck.trace.format import FORMAT
 from traincheck.version import __version__
 
 LARGEST_JOB = 1 << 18
-"""Ranks of a job: several times those of the largest machines. A note of a stranger may claim any number."""
+"""Maximum number of ranks: several times that of the largest machines. An untrusted note may claim any number."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=1 << 62)]
@@ -101,7 +101,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def untrained_in(notes: Sequence[ProcessNote]) -> str:
-    """What was seen in place of training steps, as a sentence; empty where there were some, or nobody can know."""
+    """Return a sentence on what was observed instead of training steps; empty if there were steps or it is unknown."""
     if not notes or any(note.updates is None or note.updates or not note.ended for note in notes):
         return ""
     backwards, forwards = sum(note.backwards for note in notes), sum(note.forwards for note in notes)
@@ -115,8 +115,8 @@ def untrained_in(notes: Sequence[ProcessNote]) -> str:
 
 
 def recorded_of(notes: Iterable[ProcessNote]) -> tuple[int, int] | None:
-    """How many training steps the recording of the process with most of them holds, and how many were watched; None
-    where all of these were recorded."""
+    """Return how many training steps the longest recording holds, and how many were observed; None if all were
+    recorded."""
     longest = max(notes, key=lambda note: note.watched, default=None)
     if longest is None or not longest.left_out:
         return None
@@ -124,9 +124,9 @@ def recorded_of(notes: Iterable[ProcessNote]) -> tuple[int, int] | None:
 
 
 class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the training is to end before its next update: a finding of `step`, or the word of somebody (0).
+    """The reason to end the training before its next update: a finding of `step`, or a user's request (0).
 
-    Where several ranks are to stop in the same step, `at` is the one whose update is not made any more.
+    If several ranks must stop in the same step, `at` is the step whose update is skipped.
     """
 
     title: str
@@ -135,7 +135,7 @@ class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Header(msgspec.Struct):
-    """What is read first: a newer format may mean the rest differently."""
+    """Decoded first: a newer format may give other fields another meaning."""
 
     format: int
 
@@ -144,18 +144,18 @@ Note = TypeVar("Note", bound=msgspec.Struct)
 
 
 def to_json(note: msgspec.Struct) -> bytes:
-    """The note as JSON to be read by people, without what is secret in it.
+    """Return the note as readable JSON, without secrets.
 
-    Known limitations: bytes of a name that are not valid in its encoding (in `argv`, say) are told as question marks.
+    Known limitations: invalid bytes in a name (in `argv`, for example) become question marks.
     """
     redacted: Any = redaction.everything(msgspec.to_builtins(note))
     return (json.dumps(redacted, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
 
 
 def from_json(path: str | os.PathLike[str], kind: type[Note]) -> Note:
-    """The note in the file `path`; fields that this version does not know are passed over.
+    """Read the note in the file `path`; unknown fields are ignored.
 
-    Raises TraceOutOfReach, TraceTooNew for a newer format, or TraceUnreadable when it is no such note.
+    Raises TraceOutOfReach, TraceTooNew for a newer format, or TraceUnreadable for another or damaged file.
     """
     try:
         data = contents(path)

@@ -64,10 +64,10 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 """Name, type and meaning of each column."""
 
 SINCE: dict[str, int] = dict.fromkeys(("tensors", "role", "type", "storage", "number", "integer", "value"), 2)
-"""The format in which a column came; one that is not here was there from the first."""
+"""The format in which a column was added; columns that are not listed exist since format 1."""
 
 Steps = tuple[int, int]
-"""Training steps in a row, by the first and the last."""
+"""A range of training steps: first and last."""
 
 _FORMAT, _VERSION, _RANK, _PROCESS, _REMOVED = (
     b"traincheck.format",
@@ -79,8 +79,10 @@ _FORMAT, _VERSION, _RANK, _PROCESS, _REMOVED = (
 
 
 def schema(rank: int, process: int, removed: Iterable[Steps] = ()) -> pa.Schema:
-    """The schema of an event file of one process; its metadata says whose it is, and which steps were removed from the
-    recording before it was begun."""
+    """Return the schema of an event file of one process.
+
+    Its metadata holds rank, process and the steps that were removed from the recording before this file was begun.
+    """
     metadata = {_FORMAT: str(FORMAT), _VERSION: __version__, _RANK: str(rank), _PROCESS: str(process)}
     ranges = " ".join(f"{first}-{last}" for first, last in removed)
     metadata |= {_REMOVED: ranges} if ranges else {}
@@ -88,15 +90,15 @@ def schema(rank: int, process: int, removed: Iterable[Steps] = ()) -> pa.Schema:
 
 
 def removed_before(arrow_schema: pa.Schema) -> tuple[Steps, ...]:
-    """Which training steps were removed before the event file with this schema was begun. Raises ValueError."""
+    """Return the training steps that were removed before the file with this schema was begun. Raises ValueError."""
     rows = [row.partition("-") for row in (arrow_schema.metadata or {}).get(_REMOVED, b"").decode().split()]
     return tuple((int(first), int(last)) for first, _, last in rows)
 
 
 def owner(arrow_schema: pa.Schema, path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Rank and process of the event file with this schema.
+    """Return rank and process of the event file with this schema.
 
-    Raises TraceUnreadable when it is an Arrow stream of something else, TraceTooNew when its format is newer.
+    Raises TraceUnreadable for another Arrow stream, TraceTooNew for a newer format.
     """
     metadata = arrow_schema.metadata or {}
     try:

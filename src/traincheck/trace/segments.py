@@ -1,8 +1,8 @@
-"""Segments: the files that a long recording is in, one behind the other, and which of them were removed.
+"""Find the files of a long recording, its segments, and notice which of them were removed.
 
-The first has the name of the recording (`events-0-4078.arrows`), the others have their number in it
-(`events-0-4078.2.arrows`). Each can be read by itself. The next one is there before one ends, so at an end mark nothing
-follows where no other segment is to be found.
+The first segment has the name of the recording (`events-0-4078.arrows`), later ones add their number
+(`events-0-4078.2.arrows`). Each can be read separately. The next segment is created before the previous one ends. So if
+no later segment exists at an end mark, the recording is complete.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _NUMBERED = re.compile(r"(?P<stem>.+)\.(?P<number>\d{1,9})\.arrows")
 
 
 def segment_of(recording: Path, number: int) -> Path:
-    """The file of a segment, numbered from 1."""
+    """Return the path of a segment, numbered from 1."""
     return recording if number == 1 else recording.with_suffix(f".{number}{recording.suffix}")
 
 
 def number_of(segment: Path) -> int:
-    """The number of a segment."""
+    """Return the number of a segment."""
     match = _NUMBERED.fullmatch(segment.name)
     return int(match["number"]) if match else 1
 
 
 def segments(recording: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """The segments of a recording that are there, in order. Raises TraceOutOfReach."""
+    """Return the existing segments of a recording, in order. Raises TraceOutOfReach."""
     first = as_path(recording)
     return first, *(segment_of(first, number) for number in sorted(_numbers(first)))
 
 
 def segments_in_turn(recording: str | os.PathLike[str]) -> Iterator[Path]:
-    """What `segments` says, of a recording that may still be written: the next one is looked for when it is asked for.
+    """Yield the segments of a recording that may still grow; the next one is looked up when it is requested.
 
     Raises TraceOutOfReach.
     """
@@ -50,12 +50,12 @@ def segments_in_turn(recording: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def is_gone(segment: Path) -> bool:
-    """Whether a segment was removed by the process that writes the recording (which never removes the first)."""
+    """Whether the writing process has removed a segment (it never removes the first)."""
     return number_of(segment) > 1 and not segment.exists()
 
 
 def _numbers(first: Path) -> list[int]:
-    """The numbers of the segments behind the first."""
+    """Return the numbers of the segments after the first."""
     try:
         # Of a folder with files of thousands of ranks: twice as fast as by paths, which addresses need.
         names = (

@@ -1,4 +1,4 @@
-"""The writer: puts the windows of one process into its event file."""
+"""Write the windows of one process to its event file."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from traincheck.trace.segments import segment_of
 from traincheck.vocab.events import Window
 
 _kept: list[Any] = []
-"""Files whose descriptors are no longer ours: they are not to be closed before the process ends."""
+"""Files whose descriptors the program has taken over: they stay open until the process ends."""
 
 
 class TraceWriter:
     """Writes `<prefix>-<rank>-<process>.arrows` in `folder`, one window after the other, from one thread.
 
-    From the second `segment` on its number is in the name of the file, and the file says which training steps were
-    `removed` from the recording (see trace/rotation.py).
+    From the second `segment` on, the file name contains the segment's number. The file then also lists the training
+    steps that were `removed` from the recording (see trace/rotation.py).
 
-    The file appears with the first window. When `write` returns, the operating system has the window: a process that is
-    killed loses at most the one it was writing. Windows read back carry `rank` and `process` of the writer.
+    The file is created with the first window. When `write` returns, the operating system has the window: a killed
+    process loses at most the window that it was writing. Windows that are read back have the writer's `rank` and
+    `process`.
 
-    `write` and `close` raise OutputError when the file cannot be written or is gone; from then on every `write` does,
-    for nothing could be read behind a half-written message. In a forked child `write` refuses too and `close` does
-    nothing: the file is the parent's.
+    `write` and `close` raise OutputError if the file cannot be written or was deleted. Every later `write` then raises,
+    too: nothing after an incomplete message could be read. In a forked child, `write` raises and `close` does nothing,
+    because the file belongs to the parent.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class TraceWriter:
         self._pid = os.getpid()
 
     def write(self, window: Window) -> None:
-        """Append `window` and hand it to the operating system."""
+        """Append `window` and pass it to the operating system."""
         if os.getpid() != self._pid:
             raise OutputError(self.path, "it belongs to the process that this one was forked from")
         if self._refusal:
@@ -73,7 +74,7 @@ class TraceWriter:
         self.windows += 1
 
     def begin(self) -> None:
-        """Make the file, where it is not there yet. Raises OutputError."""
+        """Create the file unless it exists. Raises OutputError."""
         try:
             if self._stream is None:
                 self._open()
@@ -121,8 +122,10 @@ class TraceWriter:
         self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
 
     def _is_ours(self) -> bool:
-        """Whether the descriptor is still of this file: a program that closes all it knows nothing of (as daemons do)
-        may have opened a file of its own under the same number."""
+        """Whether the descriptor still refers to this file.
+
+        A program that closes all descriptors (as daemons do) may have opened another file under the same number.
+        """
         try:
             status = os.fstat(self._file.fileno())
         except OSError:
@@ -137,6 +140,6 @@ class TraceWriter:
         return OutputError(self.path, self._refusal)
 
     def _abandon(self) -> None:
-        """Close the file without an end mark; what was written whole can be read."""
+        """Close the file without an end mark; complete windows can be read."""
         with contextlib.suppress(OSError):  # told already: this follows a failed write
             self._file.close()
