@@ -276,7 +276,7 @@ def test_a_link_to_a_book_stays_a_link(book: Book, path: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("target", ["", "book.jsonl/below"])
-def test_a_place_that_cannot_be_written_is_told(book: Book, path: Path, tmp_path: Path, target: str) -> None:
+def test_a_place_that_cannot_be_written_is_reported(book: Book, path: Path, tmp_path: Path, target: str) -> None:
     with pytest.raises(OutputError):
         write_book(Book(), tmp_path / target)
     assert read_book(path) == book and [entry.name for entry in tmp_path.iterdir()] == ["book.jsonl"]

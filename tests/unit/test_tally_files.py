@@ -130,7 +130,7 @@ def test_a_book_is_named_as_one(tmp_path: Path) -> None:
         read_tallies(tmp_path)
 
 
-def test_a_newer_format_is_told(tmp_path: Path) -> None:
+def test_a_newer_format_is_reported(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(gzip.compress(b'{"kind":"traincheck tally","format":99,"new":[]}\n', mtime=0))
     with pytest.raises(TallyTooNew, match="format 99"):
         read_tallies(tmp_path / "x")

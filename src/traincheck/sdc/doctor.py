@@ -77,11 +77,14 @@ def diagnose(
     with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
         folder = Path(made)
         entries = [folder / f"{number}.entries" for number in range(2)]
-        setting_files = [folder / f"{number}.told" for number in range(2)]
+        setting_files = [folder / f"{number}.settings" for number in range(2)]
         for number, name in enumerate(RUNS):  # one after the other: they take the same cores, or the same device
             job = {"task": "record", **asdict(execution), "title": name, "entries": str(entries[number])}
             run_children(
-                [Job(name.replace(" ", "-"), {**job, "told": str(setting_files[number])})], folder, progress, on_output
+                [Job(name.replace(" ", "-"), {**job, "settings_file": str(setting_files[number])})],
+                folder,
+                progress,
+                on_output,
             )
         about = json.loads(setting_files[0].read_text(encoding="utf-8"))
         difference = first_difference(*map(read_entries, entries))
@@ -92,15 +95,15 @@ def diagnose(
 def advice(difference: Difference, undetermined: tuple[str, ...], framework: str = TORCH) -> str:
     """Return a sentence that says where to look for the cause of the difference."""
     if framework == XLA:
-        return "The programs and what they were given are the same: look at XLA_FLAGS, at other threads, at the device."
+        return "Programs and inputs are the same in both runs: check XLA_FLAGS, other threads and the device."
     entry: Entry | None = difference.first or difference.second
     if not difference.same_work:
-        return "There they went different ways: look for what depends on time, on the order in a set, on files."
+        return "The runs executed different operations there: check code that depends on time, set order or files."
     assert entry is not None
     if entry.direction == "build":
-        return "The model begins otherwise: draw its weights from a generator that is seeded with the workload's seed."
+        return "The initial weights differ: draw them from a generator that is seeded with the workload's seed."
     if entry.direction == "batch":
-        return "The batches differ: make them from the workload's seed and the number of the step alone."
+        return "The batches differ: derive them from the workload's seed and the step number alone."
     if undetermined:
-        return f"Of {', '.join(undetermined)} torch has no deterministic implementation on this device; use another."
-    return "Look for numbers in it that do not come from the seed (time, os.urandom), and for other threads."
+        return f"Torch has no deterministic implementation of {', '.join(undetermined)} here: use other operations."
+    return "Check it for numbers that do not come from the seed (time, os.urandom), and for other threads."

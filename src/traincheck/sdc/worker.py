@@ -47,7 +47,9 @@ def record_run(job: Mapping[str, Any]) -> None:
             record_submodules(prepared.begin(), total, emit, on_step)
         else:
             record(prepared.workload, total, emit, on_step)
-    Path(job["told"]).write_text(json.dumps({"settings": prepared.settings, "undetermined": names}), encoding="utf-8")
+    Path(job["settings_file"]).write_text(
+        json.dumps({"settings": prepared.settings, "undetermined": names}), encoding="utf-8"
+    )
 
 
 def study_side(job: Mapping[str, Any]) -> None:
@@ -56,7 +58,7 @@ def study_side(job: Mapping[str, Any]) -> None:
 
     study = execute_side(read_plan(job["plan"]), job["rank"], progress, f"file://{job['store']}")
     if job["rank"] == 0:
-        Path(job["found"]).write_text(json.dumps(study), encoding="utf-8")
+        Path(job["study_file"]).write_text(json.dumps(study), encoding="utf-8")
 
 
 TASKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"record": record_run, "study": study_side}

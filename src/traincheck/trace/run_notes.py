@@ -25,15 +25,14 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What run.json says of a run. No environment: it may hold secrets.
+    """The contents of run.json. It holds no environment variables, which may contain secrets.
 
-    `id` is another word for each run folder. `script` is how a person would name the program (`train.py`, `-m
-    package.train`, or the command of a launcher), `script_digest` the SHA-256 of its text, empty where there is none.
-    `program` is its identity (see vocab/program.py), empty in recordings of older versions.
-    `torch` is empty until a process says which version it has. `started` and `ended` are in ISO 8601, `ended` empty
-    while the run goes on or when it was killed; `exit_code` is None then. `stopped_by_us` tells a training that was
-    stopped on request from one that failed. `deleted` says that the run folder was deleted while the run went on, so
-    that what was seen of it is lost.
+    `id` is unique for each run folder. `script` is the user's name for the program (`train.py`, `-m package.train`, or
+    a launcher's command). `script_digest` is the SHA-256 of its text, or empty. `program` is its identity (see
+    vocab/program.py), empty in recordings of older versions. `torch` is empty until a process reports its version.
+    `started` and `ended` are in ISO 8601. While the run continues, or if it was killed, `ended` is empty and
+    `exit_code` None. `stopped_by_us` distinguishes a training that was stopped on request from one that failed.
+    `deleted` means that the run folder was deleted during the run, so that its events are lost.
     """
 
     format: int = FORMAT
@@ -55,21 +54,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What one observed process says of itself.
+    """What one observed process reports about itself.
 
-    `windows` counts the windows that it handed on, `dropped` those of them that could not be written; `steps` is the
-    last training step, `updates` counts updates and steps that the program named itself (None: they were not
-    counted), `forwards` calls of models, `backwards` backwards, `watched` counts the steps that were watched,
-    `left_out` those of them that were not recorded, as nothing was found around them (see
-    runtime/recording/retention.py).
-    `not_observed` says what could not be observed and why, `notes` what else a reader should know. `cost` is what
-    observing took on the program's threads, in seconds by source, `background` what it took beside them, by stage,
-    and `seconds` how long it went on; `hashed` are the bytes that were fingerprinted, and `hashing` is what of the
-    cost that took. `sent` is what went to rank 0. `ended` is False for a process that goes on or was killed. `full`
-    are steps (the first and the last of each time) that were recorded in full although less was asked for. `job`
-    tells the processes that train together from those of another job, or of another attempt of an elastic one; it is
-    empty where no launcher gave it a name. `exchange` says that its ranks tell each other what they hold, as not all
-    of them have this run folder.
+    * Windows: `windows` counts recorded windows, `dropped` those that could not be written.
+    * Steps: `steps` is the last training step. `updates` counts updates and steps that the program named itself (None:
+      not counted). `forwards` counts calls of models, `backwards` backward passes. `watched` counts observed steps,
+      `left_out` those that were not recorded because nothing was found around them (see
+      runtime/recording/retention.py). `full` lists steps (first and last of each range) that were recorded in full
+      although less was requested.
+    * Limits: `not_observed` lists what could not be observed, and why. `notes` lists other remarks for the reader.
+    * Cost: `cost` is the time that observing took on the program's threads, in seconds by source. `background` is the
+      time on other threads, by stage. `seconds` is the duration of the process. `hashed` counts fingerprinted bytes,
+      `hashing` is their share of the cost. `sent` counts what was sent to rank 0.
+    * Job: `job` distinguishes the processes that train together from other jobs, or from other attempts of an elastic
+      job. It is empty if no launcher named it. `exchange` means that the ranks send each other their digests, because
+      some of them do not have this run folder.
+    * `ended` is False for a process that is running or was killed.
     """
 
     format: int = FORMAT

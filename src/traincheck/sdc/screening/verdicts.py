@@ -11,9 +11,9 @@ from traincheck.sdc.screening.reference_fingerprints import ReferenceFingerprint
 
 CLEAN, CORRUPT, UNDECIDED = "clean", "corrupt", "undecided"
 OVER_TIME, REFERENCE, OTHERS = (
-    "not what it was in other rounds",
-    "not what is known to be right",
-    "not as on other devices",
+    "differs between rounds",
+    "differs from the reference",
+    "differs from other devices",
 )
 
 MOST_LISTED = 20

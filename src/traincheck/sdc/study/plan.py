@@ -102,10 +102,15 @@ def run_pair(
     """
     with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
         folder = Path(made)
-        job = {"task": "study", "plan": plan.data(), "store": str(folder / "store"), "found": str(folder / "found")}
+        job = {
+            "task": "study",
+            "plan": plan.data(),
+            "store": str(folder / "store"),
+            "study_file": str(folder / "study"),
+        }
         hosts, size = ("trusted", "suspect"), plan.tensor_parallel
         names = [f"{name} rank {rank}" for name in hosts for rank in range(size)] if size > 1 else hosts
         jobs = [Job(name, {**job, "rank": rank}) for rank, name in enumerate(names)]
         run_children(jobs, folder, progress, on_output, stoppable=True)
-        study: dict[str, Any] = json.loads((folder / "found").read_text(encoding="utf-8"))
+        study: dict[str, Any] = json.loads((folder / "study").read_text(encoding="utf-8"))
     return study
