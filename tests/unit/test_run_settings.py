@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from traincheck import plugins
 from traincheck.errors import OutputError, SessionUnreadable
 from traincheck.runtime.launching import child_processes, import_hooks
 from traincheck.runtime.launching.run_settings import Settings
@@ -29,11 +30,17 @@ FULL = Settings(
 )
 
 
+def restored(settings: Settings, folder: Path) -> Settings:
+    """The settings that a process reads in `folder` after `settings` were written there."""
+    adds_sources = bool(plugins.added(plugins.SOURCE_GROUP))
+    return replace(settings, run_folder=str(folder), installed_sources=adds_sources)
+
+
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
     in_folder = replace(FULL, books=(str(tmp_path / "book.jsonl"), "/books/a.jsonl"))
     for settings in (FULL, in_folder, Settings("/r", "collect")):
         settings.write(tmp_path / "session.json")
-        assert Settings.read(tmp_path / "session.json") == replace(settings, run_folder=str(tmp_path))
+        assert Settings.read(tmp_path / "session.json") == restored(settings, tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["session.json"]
 
 
@@ -149,15 +156,15 @@ def test_a_session_is_started_with_the_settings(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     FULL.write(tmp_path / "session.json")
     child_processes.start(str(tmp_path / "session.json"))
-    assert started == [replace(FULL, run_folder=str(tmp_path))]
+    assert started == [restored(FULL, tmp_path)]
 
 
 def test_a_session_that_cannot_start_costs_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     child_processes.start(str(tmp_path / "absent.json"))
-    said = capsys.readouterr().err
-    assert said.startswith("traincheck: this process is not observed: ") and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("traincheck: this process is not observed: ") and stderr.count("\n") == 1
     monkeypatch.setattr(sys, "stderr", None)
     child_processes.start(str(tmp_path / "absent.json"))
 

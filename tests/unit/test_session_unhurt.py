@@ -81,9 +81,9 @@ def test_a_part_that_fails_is_told_and_training_is_the_same(
     fails, name = PARTS[part]
     before = process_state()
     with fails(), traincheck.observe(tmp_path / "run", book):
-        told = train()
+        result = train()
     gc.collect()
-    assert same(told, expected)  # type: ignore[arg-type]
+    assert same(result, expected)  # type: ignore[arg-type]
     assert without_random(differences(before, process_state())) == {}
     lines = [line for line in capsys.readouterr().err.splitlines() if f"traincheck: {name}: " in line]
     assert len(lines) == 1 and "the training goes on" in lines[0]
@@ -91,8 +91,8 @@ def test_a_part_that_fails_is_told_and_training_is_the_same(
     assert note.ended and any(reason.startswith(f"{name}: ") for reason in note.not_observed)
 
 
-def without_random(found: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in found.items() if not name.startswith("random")}
+def without_random(state: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in state.items() if not name.startswith("random")}
 
 
 def test_a_note_that_cannot_be_written_is_told(
@@ -115,8 +115,8 @@ def test_a_full_disk(tmp_path: Path, book: Path, expected: object, capsys: pytes
             sessions.current.stop()  # type: ignore[union-attr]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    said = capsys.readouterr().err
-    assert said.count("traincheck: trace: ") == 1 and "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("traincheck: trace: ") == 1 and "Traceback" not in stderr
     assert run.report is not None and run.report.run["crashed"]  # its last note could not be written
 
 
@@ -253,7 +253,7 @@ def test_hooks_stay_at_the_exit_beside_a_thread_that_trains_on(tmp_path: Path) -
         with traincheck.observe(tmp_path / "run"):
             running = sessions.current
             assert running is not None
-            running.exits()
+            running.on_exit()
             assert torch.optim.Optimizer.zero_grad is not zero_grad
             train()
             running.detach()
@@ -284,9 +284,9 @@ def test_a_file_of_the_programs_under_our_number_is_not_written_to(
         train()
         running = sessions.current
         assert running is not None
-        running.rest()  # all windows so far are written
-        running.go_on()
-        number = running._keeping._writer._writer._file.fileno()  # type: ignore[union-attr]
+        running.pause()  # all windows so far are written
+        running.resume()
+        number = running._window_recorder._writer._writer._file.fileno()  # type: ignore[union-attr]
         os.close(number)
         mine = os.open(tmp_path / "mine", os.O_CREAT | os.O_RDWR)
         assert mine == number
