@@ -39,8 +39,10 @@ class Verdict:
 
 
 def judge(case: Case, buggy: Report, book: Book, already_failing: Set[str]) -> Verdict:
-    """The verdict on a case from the report on its buggy run under `book`; `already_failing` are the ids of rules that the
-    clean run violates under the same book."""
+    """Judge the report on the buggy run of a case under `book`.
+
+    `already_failing` are the ids of rules that the clean run violates under the same book.
+    """
     findings = buggy.findings
     new = [finding for finding in findings if not set(finding.invariants) <= already_failing]
     errors = [finding for finding in new if finding.severity == ERROR]

@@ -87,7 +87,7 @@ def test_a_good_run_is_clean_and_trains_as_without(mesh: Path) -> None:
 
 
 @pytest.mark.slow
-def test_replicas_that_go_apart_are_named_and_parts_are_left_alone(mesh: Path) -> None:
+def test_diverging_replicas_are_named_and_shards_are_not(mesh: Path) -> None:
     report = run(mesh, "wrong", "7", "buffers", "shard", "norm", expect=3)
     by_diagnosis = {finding["diagnosis"]: finding for finding in report["findings"] if finding["severity"] == "error"}
     buffers = by_diagnosis["buffers-differ-between-ranks"]

@@ -27,7 +27,7 @@ def findings(home: Path, folder: str, expect: int) -> str:
 
 
 @pytest.mark.slow
-def test_ranks_that_go_apart_are_told(home: Path) -> None:
+def test_diverging_ranks_are_reported(home: Path) -> None:
     collect(home, "clean", PROGRAM, 4)
     assert findings(home, "clean", 0) == "[]"
     collect(home, "apart", PROGRAM.replace(*WITHOUT_DDP), 5)
@@ -37,7 +37,7 @@ def test_ranks_that_go_apart_are_told(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_go_apart_are_told_while_they_train(home: Path) -> None:
+def test_diverging_ranks_are_reported_while_they_train(home: Path) -> None:
     clean = run(home, "live-clean", PROGRAM)
     assert clean["verdict"] == "clean" and not clean["not_observed"]
     assert [tuple(rank[name] for name in STATE) for rank in clean["ranks"]] == [
@@ -62,7 +62,7 @@ def test_ranks_that_go_apart_are_told_while_they_train(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_go_apart_are_stopped(home: Path) -> None:
+def test_diverging_ranks_are_stopped(home: Path) -> None:
     stopped = run(home, "stopped", PROGRAM.replace(*WITHOUT_DDP).replace(*SLOWLY), "--on-violation", "stop", expect=3)
     assert 1 <= stopped["counts"]["steps"] < 24
     assert json.loads((home / "stopped" / "run.json").read_text())["stopped_by_us"] is True

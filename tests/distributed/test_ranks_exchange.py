@@ -38,7 +38,7 @@ def finding_rows(report: dict[str, Any]) -> list[tuple[object, ...]]:
         ),
     ],
 )
-def test_what_ranks_tell_each_other_shows_what_their_files_show(home: Path, name: str, text: str) -> None:
+def test_exchange_and_files_give_the_same_findings(home: Path, name: str, text: str) -> None:
     by_files = run(home, f"{name}-files", text, "--compare-ranks", "files", expect=3)
     by_exchange = run(home, f"{name}-told", text, *EXCHANGE, expect=3)
     assert finding_rows(by_exchange) == finding_rows(by_files) != []

@@ -162,7 +162,7 @@ def test_the_attempts_of_an_elastic_job_are_compared_each_by_itself(home: Path) 
 
 
 @pytest.mark.slow
-def test_of_ranks_with_different_numbers_of_steps_it_is_told_how_far_they_were_compared(home: Path) -> None:
+def test_the_report_says_how_far_ranks_with_different_numbers_of_steps_were_compared(home: Path) -> None:
     fewer = at_step(9, "break").replace("(model(batch)", "(inner(batch)").replace("dist.all_reduce(total)", "pass")
     report = run(home, "fewer", fewer.replace("for epoch in range(2)", "for epoch in range(1)"), expect=3)
     assert any("ranks" in reason and "compared up to step" in reason for reason in report["not_observed"])

@@ -39,7 +39,7 @@ def test_what_is_found_of_several_ranks_is_seen_from_elsewhere_while_they_train(
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_told_to_be_silent_while_the_other_goes_on(home: Path) -> None:
+def test_a_hanging_rank_is_reported_as_silent_while_the_other_goes_on(home: Path) -> None:
     program(home, PROGRAM.replace("optimizer.step()", "optimizer.step(); time.sleep(0.05)"))
     words = ("collect", "-o", "hanging", "--", *TORCHRUN, "train.py", "7", "never")
     watch, run = Running(home, "watch", "hanging", "--heartbeat-timeout", "15"), Running(home, *words)

@@ -52,7 +52,7 @@ def test_healthy_hosts_differ_in_nothing_and_compute_what_one_worker_does(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_fault_before_the_reduction_is_told_of_its_rank_and_submodule_alone(tmp_path: Path) -> None:
+def test_a_fault_before_the_reduction_is_reported_for_its_rank_and_submodule_only(tmp_path: Path) -> None:
     fault = "bitflip@forward:layers.1.attention,bit=20,elements=4,rank=1"
     result = study(tmp_path, "--level", "1", "--level", "2", "--steps", "2", "--fault", fault, expect=3)
     submodule, step = (result["levels"][level] for level in ("submodule", "step"))
@@ -69,7 +69,7 @@ def test_a_fault_before_the_reduction_is_told_of_its_rank_and_submodule_alone(tm
 
 
 @pytest.mark.slow
-def test_a_fault_of_the_reduction_itself_is_told_of_it(tmp_path: Path) -> None:
+def test_a_fault_in_the_reduction_is_reported_for_the_reduction(tmp_path: Path) -> None:
     fault = "bitflip@communication:all_reduce,bit=20,chance=0.5,rank=0"
     result = study(tmp_path, "--level", "1", "--steps", "2", "--fault", fault, command=LAUNCHED)
     spread = different(result["levels"]["submodule"], "by_kind", "kind")
@@ -89,7 +89,7 @@ def test_a_fault_of_the_reduction_itself_is_told_of_it(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_started(
+def test_impossible_options_are_refused_before_anything_is_started(
     tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     command = [sys.executable, "-X", "importtime", *STUDY[1:], *words]

@@ -95,7 +95,7 @@ def test_ctrl_c_leaves_what_was_found_so_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_do_not_do_the_same_are_told(tmp_path: Path) -> None:
+def test_workers_with_different_operations_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(OTHER_WORK)
     command = [sys.executable, "-m", "traincheck", "sdc", "study", "--workload", "other.py:workload"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -120,7 +120,7 @@ def test_the_worker_that_died_is_named_and_not_the_one_that_missed_it(tmp_path: 
         (("-o", "mine.txt"), "[other-file]"),
     ],
 )
-def test_wrong_options_are_told_before_anything_is_started(
+def test_wrong_options_are_refused_before_anything_is_started(
     tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "mine.txt").write_text("precious")

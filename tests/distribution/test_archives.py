@@ -15,7 +15,7 @@ def test_contents(archives: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_missing_or_too_much_is_told(archives: Path, tmp_path: Path) -> None:
+def test_missing_and_surplus_files_are_reported(archives: Path, tmp_path: Path) -> None:
     (wheel,) = archives.glob("*.whl")
     changed = tmp_path / wheel.name
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(changed, "w") as after:

@@ -116,7 +116,7 @@ def test_run_folder_removed_under_way(tmp_path: Path) -> None:
     assert code in (0, 1, 2)
 
 
-def test_no_permission_is_told_before_the_program_starts(tmp_path: Path) -> None:
+def test_a_missing_permission_is_reported_before_the_program_starts(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file, not a folder")
     code, out, err = finish(start(tmp_path, "print('started')\n"))
     assert code in (1, 2)

@@ -249,7 +249,7 @@ def test_a_function_named_by_the_option_is_called_without_importing_the_script_a
 
 
 @pytest.mark.slow
-def test_a_garbled_file_is_told_once_and_the_training_goes_on(start: Callable[..., Run]) -> None:
+def test_a_garbled_file_is_reported_once_and_the_training_goes_on(start: Callable[..., Run]) -> None:
     run = start()
     (run.path / "control.json").write_text('{"serial": "many"')
     assert "control.json" in run.ctl("record", expect=2)
@@ -308,7 +308,9 @@ def test_nobody_answers_where_nobody_runs(tmp_path: Path, capsys: Any) -> None:
         (("record", "--wait", "long"), "--wait"),
     ],
 )
-def test_bad_orders_are_told(words: tuple[str, ...], message: str, tmp_path: Path, capsys: Any) -> None:
+def test_bad_orders_are_refused_with_a_message(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: Any
+) -> None:
     run = RunFolder.create(tmp_path / "run", Manifest(mode="run"))
     write_book(Book(()), run.path / "book.jsonl")
     assert main(["ctl", str(run.path), *words]) == 2

@@ -81,7 +81,7 @@ def events(run: Path) -> list[Counter[tuple[str, ...]]]:
     return sorted(events, key=repr)
 
 
-def test_a_wrong_choice_is_told() -> None:
+def test_a_wrong_choice_is_an_error() -> None:
     command = [sys.executable, "-m", "benchmarks.detection", "--cases", "b99"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
     assert done.returncode == 2

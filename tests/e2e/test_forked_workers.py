@@ -98,7 +98,7 @@ def test_workers_that_torch_seeds_differ() -> None:
     assert states(seen, "random.dataset") == {}
 
 
-def test_workers_that_the_program_seeds_alike_are_alike() -> None:
+def test_workers_with_the_same_seed_draw_the_same_numbers() -> None:
     seen = observed(DataLoader(Noise(), batch_size=2, num_workers=2, worker_init_fn=same_numpy))
     assert [len(round_) for round_ in rounds(seen, "random.numpy")] == [1, 1, 1]
     assert len(set().union(*rounds(seen, "random.numpy"))) == 3
@@ -159,7 +159,7 @@ def test_a_generator_that_the_data_set_holds_is_copied_into_each_worker(held: st
     assert len(set().union(*rounds(seen, "random.dataset"))) == 3
 
 
-def test_a_generator_that_nobody_draws_from_is_not_told() -> None:
+def test_an_unused_generator_is_not_reported() -> None:
     data = Noise()
     data.made_with = np.random.default_rng(0)  # type: ignore[attr-defined]
     data.of_the_system = random.SystemRandom()  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ def test_a_generator_that_nobody_draws_from_is_not_told() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_states_are_told_in_the_call_that_completes_their_round() -> None:
+def test_states_are_reported_in_the_call_that_completes_their_round() -> None:
     seen = observed(DataLoader(Noise(), batch_size=1, num_workers=3))
     fetches = [call.seq for call in seen.named(NEXT)]
     by_fetch = defaultdict(list)
@@ -189,7 +189,7 @@ def test_persistent_workers_go_on_where_they_were() -> None:
     assert missed(seen) == []
 
 
-def test_a_pass_that_persistent_workers_left_is_told_when_the_next_begins() -> None:
+def test_an_abandoned_pass_of_persistent_workers_is_reported_when_the_next_begins() -> None:
     with observing() as seen:
         loader = DataLoader(Noise(), batch_size=1, num_workers=2, persistent_workers=True)
         for number, _ in enumerate(loader, start=1):
@@ -208,7 +208,7 @@ def test_a_pass_that_persistent_workers_left_is_told_when_the_next_begins() -> N
     assert missed(seen) == []
 
 
-def test_workers_of_a_new_pass_begin_anew() -> None:
+def test_workers_restart_in_a_new_pass() -> None:
     seen = observed(DataLoader(Noise(), batch_size=3, num_workers=2, worker_init_fn=same_numpy), passes=2)
     assert [len(round_) for round_ in rounds(seen, "random.numpy")] == [1] * 4
     assert len(set().union(*rounds(seen, "random.numpy"))) == 2

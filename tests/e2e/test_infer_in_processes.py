@@ -34,7 +34,7 @@ def test_jobs_change_nothing(runs: list[str], tmp_path: Path) -> None:
         assert (tmp_path / f"1.{kind}").read_bytes() == (tmp_path / f"3.{kind}").read_bytes()
 
 
-def test_a_garbled_recording_is_told_as_by_one_process(runs: list[str], tmp_path: Path) -> None:
+def test_a_garbled_recording_is_reported_as_by_one_process(runs: list[str], tmp_path: Path) -> None:
     (tmp_path / "b" / "events-0-1.arrows").write_bytes(b"garbled" * 100)
     messages = set()
     for jobs in ("1", "2"):

@@ -169,12 +169,12 @@ def test_a_file_that_is_out_of_reach_for_once_is_read_again(
     assert mark.exists()
 
 
-def test_a_worker_that_is_lost_each_time_is_told(cluster: RayCluster, runs: list[Path], tmp_path: Path) -> None:
+def test_a_worker_that_is_lost_each_time_is_an_error(cluster: RayCluster, runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(WorkerLost, match=r"run4.*again and again"):
         gather(runs, cluster=Losing(cluster, "run4", tmp_path / "mark", always=True))
 
 
-def test_what_is_wrong_with_a_recording_is_told_as_without_ray(cluster: RayCluster, tmp_path: Path) -> None:
+def test_errors_in_a_recording_are_reported_as_without_ray(cluster: RayCluster, tmp_path: Path) -> None:
     run = write_run(tmp_path / "garbled", "a.py", training(5))
     (run / "events-0-1.arrows").write_bytes(b"garbled" * 100)
     messages = set()

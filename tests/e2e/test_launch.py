@@ -241,7 +241,7 @@ def test_the_users_own_sitecustomize_still_runs(launched: Launch, workdir: Path)
     assert done.stdout == f"sitecustomize {workdir / 'site' / 'sitecustomize.py'}\n"
 
 
-def test_an_error_in_the_users_sitecustomize_is_told_as_ever(launched: Launch, workdir: Path) -> None:
+def test_an_error_in_the_users_sitecustomize_is_reported_by_python(launched: Launch, workdir: Path) -> None:
     (workdir / "sitecustomize.py").write_text("import not_there_at_all\n")
     (workdir / "go.py").write_text("print('went on')\n")
     done = launched("go.py", environ={"PYTHONPATH": str(workdir)})

@@ -78,7 +78,7 @@ def test_your_own_good_runs(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_program_with_an_error_is_told_at_once(project: Path) -> None:
+def test_an_error_in_a_new_program_is_reported_at_once(project: Path) -> None:
     text = (project / "train.py").read_text()
     (project / "train.py").write_text(text.replace("        optimizer.zero_grad()\n", ""))
     done = run(project, "traincheck run train.py --epochs 2")

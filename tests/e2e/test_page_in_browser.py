@@ -141,7 +141,7 @@ def pages(tmp_path: Path, some_report: Report, clean_report: Report, judged: lis
     return path
 
 
-def test_a_real_run_is_told_with_its_code_and_pictures(driver: Any, run_page: Path) -> None:
+def test_a_real_run_is_shown_with_its_code_and_pictures(driver: Any, run_page: Path) -> None:
     browser = Browser(driver, run_page)
     assert "Gradients are not cleared between steps" in browser.seen(".title")[0]
     assert "optimizer.step()" in browser.seen(".lines .here")[0]
@@ -248,7 +248,7 @@ return [...document.querySelectorAll("input, button, a, summary")].filter((one) 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_can_be_told_from_their_ground_and_controls_have_names(driver: Any, pages: Path, scheme: str) -> None:
+def test_texts_have_contrast_and_controls_have_names(driver: Any, pages: Path, scheme: str) -> None:
     browser = Browser(driver, pages, DESK, scheme)
     browser.do("document.querySelectorAll('details').forEach((one) => (one.open = true))")
     assert browser.do(CONTRAST) == []

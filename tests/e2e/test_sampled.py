@@ -102,7 +102,7 @@ def test_the_recording_is_judged_as_the_run_was(book: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_rules_that_cannot_be_judged_are_told_as_never_triggered(book: Path, tmp_path: Path) -> None:
+def test_rules_that_cannot_be_judged_are_reported_as_never_triggered(book: Path, tmp_path: Path) -> None:
     """What needs a whole pass, or the whole run, is not said to be violated, nor to hold."""
     whole, part = (
         sampled(EXAMPLES / "digits_cnn.py", book, tmp_path / name, *words)[1]["counts"]

@@ -113,7 +113,7 @@ def settle_again() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_raised_in_a_workload_is_told_with_its_line(tmp_path: Path) -> None:
+def test_an_exception_in_a_workload_is_reported_with_its_line(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--workload", make(tmp_path, "raises"))
     assert done.returncode == 2 and "[workload-unusable]" in done.stderr
     assert "it raised ValueError: no such column" in done.stderr and "mine.py, line" in done.stderr

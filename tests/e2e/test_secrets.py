@@ -212,7 +212,7 @@ def test_an_observed_block_leaves_no_secret(home: Path) -> None:
     assert_no_secrets(home / "run")
 
 
-def test_our_own_errors_tell_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_errors_contain_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINCHECK_METRICS", SECRETS["environment"])
     for debug in ("0", "1"):
         monkeypatch.setenv("TRAINCHECK_DEBUG", debug)

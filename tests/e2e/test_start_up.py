@@ -147,7 +147,7 @@ def test_a_package_that_adds_what_cannot_be_used_keeps_the_program_from_being_st
     assert "odd.place:Odd claim it" in done.stderr
 
 
-def test_what_cannot_be_done_beside_the_program_is_said_and_the_program_runs_on(
+def test_a_failure_of_ours_is_reported_and_the_program_runs_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text("import time; time.sleep(0.2); print('ran'); raise SystemExit(4)")

@@ -106,7 +106,7 @@ def test_ctrl_c_sums_up_what_was_found_so_far(home: Path, start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_is_told_to_be_silent_then_taken_for_killed(home: Path, start: Start) -> None:
+def test_a_killed_run_is_reported_as_silent_and_then_as_killed(home: Path, start: Start) -> None:
     run = start("collect", "-o", "run", "train.py", "wait")
     watch = start("watch", "run", "--heartbeat-timeout", "2")
     watch.says("step 20")
@@ -155,7 +155,7 @@ def test_a_webhook_that_fails_and_hangs_concerns_no_training(home: Path, start: 
         assert b"secret" not in file.read_bytes()
 
 
-def test_a_command_and_metrics_beside_a_run(home: Path, start: Start) -> None:
+def test_a_command_and_metrics_during_a_run(home: Path, start: Start) -> None:
     (home / "hook.py").write_text("import sys\nopen('alerts.jsonl', 'a').write(sys.stdin.read() + '\\n')\n")
     words = ("-b", "good.jsonl", "-o", "run", "--alert", f"'{sys.executable}' hook.py", "--metrics", "0")
     run = start("run", *words, "train.py", "bad", "wait")

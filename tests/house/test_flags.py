@@ -98,7 +98,7 @@ def test_help_is_in_plain_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "packs"])
-def test_lists_of_commands_tell_whole_sentences(name: str) -> None:
+def test_lists_of_commands_hold_whole_sentences(name: str) -> None:
     shown = CliRunner().invoke(app(), [*name.split(), "--help"]).output
     listed = re.findall(r"^  [a-z]+  +(.+)$", shown.partition("Commands:\n")[2].partition("\n\n")[0], re.MULTILINE)
     assert listed and [line for line in listed if not line.endswith(".") or line.endswith("...")] == []

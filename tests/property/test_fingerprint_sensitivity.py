@@ -46,12 +46,12 @@ def digests(tensor: torch.Tensor) -> tuple[object, object]:
 
 
 @given(tensors())
-def test_equal_tensors_are_told_equal(tensor: torch.Tensor) -> None:
+def test_equal_tensors_have_equal_fingerprints(tensor: torch.Tensor) -> None:
     assert digests(tensor) == digests(tensor.clone())
 
 
 @given(tensors(), st.data())
-def test_one_bit_is_told(tensor: torch.Tensor, data: st.DataObject) -> None:
+def test_one_bit_changes_the_fingerprint(tensor: torch.Tensor, data: st.DataObject) -> None:
     assume(tensor.numel())
     other = tensor.clone()
     bits = other.view(-1).view(BITS[tensor.dtype])
@@ -65,7 +65,7 @@ def test_one_bit_is_told(tensor: torch.Tensor, data: st.DataObject) -> None:
 
 
 @given(tensors(), st.data())
-def test_two_elements_exchanged_are_told(tensor: torch.Tensor, data: st.DataObject) -> None:
+def test_two_exchanged_elements_change_the_fingerprint(tensor: torch.Tensor, data: st.DataObject) -> None:
     assume(tensor.numel() > 1)
     bits = tensor.reshape(-1).view(BITS[tensor.dtype])
     first, other = data.draw(st.lists(st.integers(0, bits.numel() - 1), min_size=2, max_size=2, unique=True))
@@ -77,14 +77,14 @@ def test_two_elements_exchanged_are_told(tensor: torch.Tensor, data: st.DataObje
 
 
 @given(tensors())
-def test_shape_is_told(tensor: torch.Tensor) -> None:
+def test_shape_changes_the_fingerprint(tensor: torch.Tensor) -> None:
     for other in (tensor.unsqueeze(0), tensor.flatten() if tensor.dim() != 1 else tensor.unsqueeze(1)):
         for ours, theirs in zip(digests(tensor), digests(other), strict=True):
             assert ours != theirs
 
 
 @given(tensors())
-def test_memory_layout_is_not_told(tensor: torch.Tensor) -> None:
+def test_memory_layout_does_not_change_the_fingerprint(tensor: torch.Tensor) -> None:
     turned = tensor.permute(tuple(reversed(range(tensor.dim()))))
     assert digests(turned) == digests(turned.contiguous())
 

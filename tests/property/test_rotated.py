@@ -34,7 +34,7 @@ def telling_anew(name: str, demand: Demand) -> list[Window]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_told_anew_changes_no_verdict(name: str) -> None:
+def test_repeated_reports_change_no_verdict(name: str) -> None:
     again, once = judged(rules(), telling_anew(name, EVERYTHING)), judged(rules(), in_full(name))
 
     def failed(outcome: object) -> object:

@@ -162,7 +162,7 @@ spans = st.lists(st.lists(st.tuples(st.integers(0, 255), st.booleans()), max_siz
 
 
 @given(spans)
-def test_sketches_tell_distinct_windows_of_all_processes(processes: list[list[tuple[int, bool]]]) -> None:
+def test_sketches_count_distinct_windows_of_all_processes(processes: list[list[tuple[int, bool]]]) -> None:
     """Exactly, as long as there are no more than bits in a sketch; whichever process saw which of them."""
     prop, key = Property("holds", "x"), ("R", Subject("f"))
     whole = Tally("a.py", "")

@@ -172,7 +172,7 @@ readable_readings = st.builds(
     ),
     words,
 )
-def test_readable_lines_tell_the_window(calls: list[Call], readings: list[Reading], variable: str) -> None:
+def test_readable_lines_describe_the_window(calls: list[Call], readings: list[Reading], variable: str) -> None:
     change = Change(50, -1, variable, "parameter", "grad", "some", "none", True)
     windows = [Window(0, 1, "train", tuple(calls), (change,), readings=tuple(readings))]
     assert repr(from_text(to_text(windows))) == repr(windows)

@@ -69,7 +69,7 @@ def test_probabilities_are_known_in_any_precision(logits: np.ndarray, dtype: tor
 
 
 @given(arrays.arrays(np.int64, SHAPES), st.sampled_from((torch.int64, torch.uint8, torch.bool)))
-def test_whole_numbers_tell_only_whether_they_are_zero(numbers: np.ndarray, dtype: torch.dtype) -> None:
+def test_whole_numbers_have_only_the_fact_of_being_zero(numbers: np.ndarray, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(numbers).to(dtype)
     with hidden_from_modes():
         assert facts_of([tensor]) == [{"zero": not bool(tensor.numpy().any())}]

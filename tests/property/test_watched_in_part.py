@@ -181,7 +181,7 @@ def changes(window: Window) -> list[object]:
 @example(set())
 @example({3, 4})
 @settings(max_examples=12)
-def test_a_watched_window_is_told_as_if_all_were(name: str, watched: set[int]) -> None:
+def test_a_watched_window_is_recorded_as_if_all_were(name: str, watched: set[int]) -> None:
     expected = {window.index: window for window in whole(name)}
     seen = record(name, lambda step: step in watched)
     last = seen.windows[-1]
