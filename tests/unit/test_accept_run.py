@@ -27,15 +27,15 @@ def good(path: Path, steps: int = 12) -> Path:
 def odd(path: Path) -> Path:
     """One of a run that clears no gradient."""
     step = STEP.replace("    change Net.w parameter.grad some -> none changed owner=SGD\n", "")
-    told = from_text(step.replace("parameter.grad none -> some", "parameter.grad some -> some") * 12)
-    write_run(path, "train.py", [replace(window, step=number) for number, window in enumerate(told, start=1)])
+    windows = from_text(step.replace("parameter.grad none -> some", "parameter.grad some -> some") * 12)
+    write_run(path, "train.py", [replace(window, step=number) for number, window in enumerate(windows, start=1)])
     return ended(path)
 
 
 def ended(path: Path, code: int = 0) -> Path:
     """Its program ended with this exit code."""
-    told = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps({**told, "exit_code": code, "ended": "2026-01-02T04:00:00+00:00"}))
+    manifest = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**manifest, "exit_code": code, "ended": "2026-01-02T04:00:00+00:00"}))
     return path
 
 
@@ -62,12 +62,16 @@ def test_three_accepted_runs_make_errors_of_their_rules(project: Path, capsys: p
     assert {path.name for path in library.iterdir()} == {BOOK, TALLIES, RECORD}
     assert not any(rule.severity == ERROR for rule in read_book(library / BOOK).invariants)
     assert main(["accept", *runs(project, "bc")]) == 0
-    said = capsys.readouterr()
-    assert "accepted train.py" in said.out and "0 removed" in said.out
+    captured = capsys.readouterr()
+    assert "accepted train.py" in captured.out and "0 removed" in captured.out
     assert any(rule.severity == ERROR for rule in read_book(library / BOOK).invariants)
     assert main(["status"]) == 0
-    told = capsys.readouterr().out
-    assert "3 accepted runs" in told and "train.py  3" in told and "not covered by any accepted run: evaluation, autocast" in told
+    stdout = capsys.readouterr().out
+    assert (
+        "3 accepted runs" in stdout
+        and "train.py  3" in stdout
+        and "not covered by any accepted run: evaluation, autocast" in stdout
+    )
     assert main(["status", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [run["reason"] for run in data["runs"]].count("as published") == 1 and data["errors"] > 0
@@ -78,11 +82,11 @@ def test_checks_use_the_library_with_the_packs(project: Path, capsys: pytest.Cap
     assert main(["accept", *runs(project, "abc")]) == 0
     capsys.readouterr()
     assert main(["check", str(odd(project / "odd")), "--packs", "none"]) == 3
-    said = capsys.readouterr()
-    assert "what 3 accepted runs showed" in said.err and "not cleared" in said.out
+    captured = capsys.readouterr()
+    assert "what 3 accepted runs showed" in captured.err and "not cleared" in captured.out
     assert main(["check", *runs(project, "d")]) == 0
-    said = capsys.readouterr()
-    assert "what 3 accepted runs showed" in said.err and "of the packs traincheck" in said.err
+    captured = capsys.readouterr()
+    assert "what 3 accepted runs showed" in captured.err and "of the packs traincheck" in captured.err
     assert main(["check", *runs(project, "d"), "--book", str(project / FOLDER / BOOK)]) == 0
     assert "accepted runs" not in capsys.readouterr().err
 
@@ -92,7 +96,7 @@ def test_what_is_not_known_to_be_good_is_refused(project: Path, capsys: pytest.C
     before = {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()}
     piling, failed = odd(project / "odd"), ended(good(project / "failed"), 1)
     killed = write_run(project / "killed", "train.py", training(12))
-    for words, why in (
+    for words, slug in (
         (runs(project, "a"), "not accepted before"),
         ([str(piling)], "Gradients are not cleared"),
         ([str(killed)], "was killed"),
@@ -102,11 +106,11 @@ def test_what_is_not_known_to_be_good_is_refused(project: Path, capsys: pytest.C
     ):
         capsys.readouterr()
         assert main(["accept", *words]) == 2, words
-        assert why in capsys.readouterr().err
+        assert slug in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()} == before
     assert main(["accept", str(piling), "--anyway", "--reason", "we accumulate"]) == 0
-    said = capsys.readouterr()
-    assert "although: " in said.err and "removed: " in said.err
+    captured = capsys.readouterr()
+    assert "although: " in captured.err and "removed: " in captured.err
     assert main(["check", str(piling), "--packs", "none"]) == 0  # what is accepted is no error any more
 
 
@@ -115,7 +119,7 @@ def test_mutes_stay_and_old_runs_go(project: Path, capsys: pytest.CaptureFixture
     book = project / FOLDER / BOOK
     rule = next(rule for rule in read_book(book).invariants if rule.severity == ERROR)
     assert main(["mute", str(book), rule.id, "--reason", "on purpose"]) == 0
-    more = [good(project / "more" / str(place), 20 + place) for place in range(MAX_RUNS)]
+    more = [good(project / "more" / str(number), 20 + number) for number in range(MAX_RUNS)]
     done = accept(more, project / FOLDER)
     assert len(done.let_go) == 3 and len(read_record(project / FOLDER).runs) == MAX_RUNS
     kept = read_book(book).by_id(rule.id)
@@ -142,8 +146,8 @@ def test_a_damaged_library_is_said_and_left_as_it_is(project: Path, capsys: pyte
             assert main(words) == 2, (bad, words)
             assert "[library-unreadable]" in capsys.readouterr().err
         assert record.read_text() == bad
-    told = json.loads(good)
-    record.write_text(json.dumps({**told, "runs": told["runs"][:1]}))
+    document = json.loads(good)
+    record.write_text(json.dumps({**document, "runs": document["runs"][:1]}))
     assert main(["status"]) == 2 and "other runs" in capsys.readouterr().err
     with pytest.raises(LibraryUnreadable):
         record.unlink()

@@ -36,10 +36,10 @@ def test_a_run_is_the_same_wherever_it_is(memory: Path, tmp_path: Path) -> None:
     assert str(there) == "memory://lab/run"
     assert [file.name for file in RunFolder.open(there).event_files()] == ["events-0-1.arrows", "events-1-1.arrows"]
     assert suitable_jobs([there]) == suitable_jobs([here])
-    told = [gather([source]) for source in (there, here)]
+    results = [gather([source]) for source in (there, here)]
     written = []
-    for number, found in enumerate(told):
-        write_tallies(found.tallies, tmp_path / f"{number}.tally")
+    for number, result in enumerate(results):
+        write_tallies(result.tallies, tmp_path / f"{number}.tally")
         written.append((tmp_path / f"{number}.tally").read_bytes())
     assert written[0] == written[1]
     fsspec.filesystem("memory").put(str(tmp_path / "0.tally"), "/lab/0.tally")

@@ -36,14 +36,14 @@ def alert(number: int) -> Alert:
 
 
 def test_an_alert_is_text_for_people_and_data_for_programs(finding: Finding) -> None:
-    told = json.loads(of_finding(replace(finding, title="a <!channel> & \x1b[31m"), STATUS).encoded())
-    assert told["text"].splitlines()[0].startswith("TrainCheck ERROR at step 3 on rank 1: a &lt;!channel&gt; &amp; ")
-    assert "\x1b" not in told["text"] and "project/train.py:42" in told["text"]
-    assert (told["kind"], told["version"], told["finding"]["variables"][0]) == ("finding", 1, "head.weight")
-    assert told["run"]["script"] == "train.py" and len(told["id"]) == 16
+    alert = json.loads(of_finding(replace(finding, title="a <!channel> & \x1b[31m"), STATUS).encoded())
+    assert alert["text"].splitlines()[0].startswith("TrainCheck ERROR at step 3 on rank 1: a &lt;!channel&gt; &amp; ")
+    assert "\x1b" not in alert["text"] and "project/train.py:42" in alert["text"]
+    assert (alert["kind"], alert["version"], alert["finding"]["variables"][0]) == ("finding", 1, "head.weight")
+    assert alert["run"]["script"] == "train.py" and len(alert["id"]) == 16
     ids = {
-        of_finding(found, replace(STATUS, errors=errors)).id
-        for found in (finding, replace(finding, times=9))
+        of_finding(variant, replace(STATUS, errors=errors)).id
+        for variant in (finding, replace(finding, times=9))
         for errors in (1, 2)
     }
     assert len(ids) == 1 and ids != {of_finding(replace(finding, step=4), STATUS).id}
@@ -54,53 +54,59 @@ def test_an_alert_is_text_for_people_and_data_for_programs(finding: Finding) -> 
 
 
 def test_a_webhook_that_fails_and_comes_back_gets_every_alert_once() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 500
-        courier = Courier(Webhook(receiver.url), said.append, first_delay=0.01)
+        courier = Courier(Webhook(receiver.url), messages.append, first_delay=0.01)
         for number in range(5):
             courier.put(alert(number))
         wait_for(lambda: len(receiver.attempts) > 5)
         receiver.answer = 200
         wait_for(lambda: len(receiver.taken) == 5)
         courier.close()
-        assert sorted(told["id"] for told in receiver.taken) == ["0", "1", "2", "3", "4"]
+        assert sorted(alert["id"] for alert in receiver.taken) == ["0", "1", "2", "3", "4"]
         assert {headers["Idempotency-Key"] for headers in receiver.headers} == {"0", "1", "2", "3", "4"}
-    assert len(said) == 2 and "HTTP status 500; it is tried again" in said[0] and "takes alerts again" in said[1]
-    assert "secret" not in "".join(said)
+    assert (
+        len(messages) == 2
+        and "HTTP status 500; it is tried again" in messages[0]
+        and "takes alerts again" in messages[1]
+    )
+    assert "secret" not in "".join(messages)
 
 
 def test_a_webhook_that_hangs_keeps_nobody_waiting_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(couriers, "ATTEMPT", 0.2)
-    said: list[str] = []
+    messages: list[str] = []
     with receiving() as receiver:
         receiver.hangs.set()
-        courier = Courier(Webhook(receiver.url), said.append, first_delay=0.01)
+        courier = Courier(Webhook(receiver.url), messages.append, first_delay=0.01)
         courier.put(alert(1))
         wait_for(lambda: len(receiver.attempts) > 1)
         receiver.hangs.clear()
         wait_for(lambda: receiver.taken)
         courier.close()
-        assert [told["id"] for told in receiver.taken] == ["1"]
-    assert "no answer in time" in said[0]
+        assert [alert["id"] for alert in receiver.taken] == ["1"]
+    assert "no answer in time" in messages[0]
 
 
 def test_the_end_waits_a_little_and_tells_what_was_not_delivered() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 503
-        courier = Courier(Webhook(receiver.url), said.append)
+        courier = Courier(Webhook(receiver.url), messages.append)
         courier.put(alert(1))
-        wait_for(lambda: said)
+        wait_for(lambda: messages)
         courier.close(seconds=0.3)
         assert receiver.attempts and not receiver.taken
-    assert "1 alert could not be delivered to the webhook at http://127.0.0.1:" in said[-1] and "503" in said[-1]
+    assert (
+        "1 alert could not be delivered to the webhook at http://127.0.0.1:" in messages[-1] and "503" in messages[-1]
+    )
 
 
 def test_what_came_back_by_the_end_is_delivered_at_the_end() -> None:
     with receiving() as receiver:
         receiver.answer = 500
-        courier = Courier(Webhook(receiver.url), lambda said: None, first_delay=3600)
+        courier = Courier(Webhook(receiver.url), lambda message: None, first_delay=3600)
         courier.put(alert(1))
         wait_for(lambda: receiver.attempts)
         receiver.answer = 200
@@ -109,22 +115,22 @@ def test_what_came_back_by_the_end_is_delivered_at_the_end() -> None:
 
 
 def test_what_will_never_be_taken_is_given_up_at_once_and_the_next_is_tried() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 404
-        courier = Courier(Webhook(receiver.url), said.append)
+        courier = Courier(Webhook(receiver.url), messages.append)
         courier.put(alert(1))
-        wait_for(lambda: said)
+        wait_for(lambda: messages)
         receiver.answer = 200
         courier.put(alert(2))
         wait_for(lambda: receiver.taken)
         courier.close()
-        assert [told["id"] for told in receiver.attempts] == ["1", "2"]
-    assert "given up: it answered with HTTP status 404" in said[0]
+        assert [alert["id"] for alert in receiver.attempts] == ["1", "2"]
+    assert "given up: it answered with HTTP status 404" in messages[0]
 
 
 def test_of_too_many_alerts_the_later_ones_are_left_out_and_counted() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     begun, go = threading.Event(), threading.Event()
 
     class Slow:
@@ -134,31 +140,31 @@ def test_of_too_many_alerts_the_later_ones_are_left_out_and_counted() -> None:
             begun.set()
             go.wait(30)
 
-    courier = Courier(Slow(), said.append)
+    courier = Courier(Slow(), messages.append)
     courier.put(alert(0))
     begun.wait(30)
     for number in range(1, couriers.MOST_WAITING + 7):
         courier.put(alert(number))  # none of which waits
     go.set()
     courier.close(seconds=30)
-    assert said == ["7 alerts could not be delivered to a slow one"]
+    assert messages == ["7 alerts could not be delivered to a slow one"]
 
 
 def test_a_redirect_is_not_followed() -> None:
     with receiving() as receiver:
         receiver.answer = 302
-        with pytest.raises(Undelivered) as told:
+        with pytest.raises(Undelivered) as raised:
             Webhook(receiver.url).deliver(alert(1), 5)
-    assert told.value.final and "302" in str(told.value)
+    assert raised.value.final and "302" in str(raised.value)
 
 
 def test_nobody_at_the_address_and_no_such_host_are_told_without_it() -> None:
     with receiving() as receiver:
         gone = receiver.url
     for url in (gone, "https://no-such-host.invalid/secret"):
-        with pytest.raises(Undelivered) as told:
+        with pytest.raises(Undelivered) as raised:
             Webhook(url).deliver(alert(1), 5)
-        assert "secret" not in str(told.value) and not told.value.final and told.value.__cause__ is None
+        assert "secret" not in str(raised.value) and not raised.value.final and raised.value.__cause__ is None
 
 
 @pytest.mark.parametrize(
@@ -167,9 +173,9 @@ def test_nobody_at_the_address_and_no_such_host_are_told_without_it() -> None:
      "https://example.com/s3 cret", "https://example.com:99999/s3cret", "https://[::1/s3cret", "https://e\u00e9.com/s3cret"],
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as raised:
         Webhook(url)
-    assert "s3" not in str(told.value) and str(told.value).startswith("an address")
+    assert "s3" not in str(raised.value) and str(raised.value).startswith("an address")
 
 
 def python(tmp_path: Path, text: str) -> str:
@@ -180,18 +186,18 @@ def python(tmp_path: Path, text: str) -> str:
 def test_a_command_finds_the_alert_on_its_standard_input_and_no_shell_is_involved(
     tmp_path: Path, finding: Finding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "import json, sys\njson.dump([json.load(sys.stdin), sys.argv[1:]], open('told.json', 'w'))\n"
+    text = "import json, sys\njson.dump([json.load(sys.stdin), sys.argv[1:]], open('alert.json', 'w'))\n"
     monkeypatch.chdir(tmp_path)
     Command(python(tmp_path, text)).deliver(of_finding(finding, STATUS), 5)
-    told, words = json.loads((tmp_path / "told.json").read_text())
-    assert told["finding"]["title"] == finding.title and words == ["a $HOME; b"]
+    alert, words = json.loads((tmp_path / "alert.json").read_text())
+    assert alert["finding"]["title"] == finding.title and words == ["a $HOME; b"]
 
 
 def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
     text = "import sys\nsys.stderr.write('x' * 10**6 + ' no such channel')\nsys.exit(4)\n"
-    with pytest.raises(Undelivered, match=r"exit code 4 .*no such channel") as told:
+    with pytest.raises(Undelivered, match=r"exit code 4 .*no such channel") as raised:
         Command(python(tmp_path, text)).deliver(alert(1), 5)
-    assert told.value.final and len(str(told.value)) < 300
+    assert raised.value.final and len(str(raised.value)) < 300
 
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(
@@ -225,13 +231,13 @@ def test_words_that_cannot_be_run_are_refused(text: str) -> None:
 
 
 def test_a_command_under_way_at_the_end_is_not_told_as_lost(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     text = "import time\nopen(__file__ + '.begun', 'w')\ntime.sleep(2)\nopen(__file__ + '.done', 'w')\n"
-    courier = Courier(Command(python(tmp_path, text)), said.append)
+    courier = Courier(Command(python(tmp_path, text)), messages.append)
     courier.put(alert(1))
     wait_for((tmp_path / "hook.py.begun").exists)
     courier.close(seconds=0.05)
-    assert said == []
+    assert messages == []
     wait_for((tmp_path / "hook.py.done").exists)
 
 
@@ -239,19 +245,19 @@ def test_each_finding_silence_and_end_is_told_once(some_report: Report) -> None:
     error, notice = some_report.findings
     for least, expected in (("error", 1), ("notice", 2)):
         with receiving() as receiver:
-            alerts = Alerts([Courier(Webhook(receiver.url), lambda said: None)], least)  # type: ignore[arg-type]
+            alerts = Alerts([Courier(Webhook(receiver.url), lambda message: None)], least)  # type: ignore[arg-type]
             alerts.look([error, notice], STATUS)
             silent = replace(STATUS, ranks=(RANK, replace(RANK, rank=1, state=SILENT, silent=61.0)))
             for status in (silent, silent, STATUS, silent, replace(STATUS, state=ENDED, exit_code=0)):
                 alerts.look([], status)
             alerts.look([], replace(STATUS, state=ENDED, exit_code=0))
             alerts.close()
-            kinds = [told["kind"] for told in receiver.taken]
+            kinds = [alert["kind"] for alert in receiver.taken]
             assert kinds == ["finding"] * expected + ["silent", "silent", "ended"]
 
 
 def test_a_fault_of_a_carrier_does_not_end_the_thread() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     taken: list[str] = []
 
     class Odd:
@@ -262,9 +268,9 @@ def test_a_fault_of_a_carrier_does_not_end_the_thread() -> None:
                 raise KeyError("secret")
             taken.append(alert.id)
 
-    courier = Courier(Odd(), said.append)
+    courier = Courier(Odd(), messages.append)
     courier.put(alert(1))
     courier.put(alert(2))
     wait_for(lambda: taken)
     courier.close()
-    assert "KeyError" in said[0] and "secret" not in said[0]
+    assert "KeyError" in messages[0] and "secret" not in messages[0]

@@ -30,7 +30,7 @@ class Update:
         self.log: list[str] = []
         self.step = 7
         self.before = BeforeUpdate(
-            lambda: self.step, lambda: self.log.append("snapshot"), lambda: self.log.append("told"), callback
+            lambda: self.step, lambda: self.log.append("snapshot"), lambda: self.log.append("reported"), callback
         )
 
 
@@ -49,7 +49,7 @@ def test_snapshot_then_callbacks_then_the_stop_with_its_own_callbacks_first() ->
     update.before.request_snapshot()
     with pytest.raises(StopTraining, match="after step 4: enough"):
         update.before()
-    assert update.log == ["snapshot", "finding: Gradients stay", "save", "told"]
+    assert update.log == ["snapshot", "finding: Gradients stay", "save", "reported"]
 
 
 def test_each_finding_and_snapshot_is_told_once() -> None:
@@ -87,7 +87,7 @@ def test_a_callback_may_stop_the_training() -> None:
     update.before.report(FINDING)
     with pytest.raises(StopTraining, match="stopped the training on request: that is enough: Gradients stay"):
         update.before()
-    assert update.log == ["save", "told"]
+    assert update.log == ["save", "reported"]
 
 
 def test_an_error_before_the_stop_does_not_keep_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,16 +123,16 @@ def test_a_function_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "why"),
+    ("target", "reason"),
     [("no.such.module:function", "No module named"), ("json:nothing", "AttributeError"), ("json:__doc__", "it is str")],
 )
 def test_a_name_that_leads_nowhere_is_told_before_the_first_update(
-    place: str, why: str, capsys: pytest.CaptureFixture[str]
+    target: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = Update(place)
+    update = Update(target)
     update.before()
-    told = capsys.readouterr().err
-    assert f"--on-violation {place} cannot be used, findings are only reported" in told and why in told
+    stderr = capsys.readouterr().err
+    assert f"--on-violation {target} cannot be used, findings are only reported" in stderr and reason in stderr
     update.before.report(FINDING)
     update.before()
 

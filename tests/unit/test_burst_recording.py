@@ -64,12 +64,12 @@ class Looking(RecorderListener):
 
 @contextmanager
 def looking(demand: Demand, steps: int = 3) -> Iterator[Looking]:
-    found = Looking(demand, steps)
+    listener = Looking(demand, steps)
     try:
-        yield found
+        yield listener
     finally:
-        found.recorder.finish()
-        found.attachment.undo.close()
+        listener.recorder.finish()
+        listener.attachment.undo.close()
 
 
 class Block(nn.Module):
@@ -118,8 +118,8 @@ def train(
     return losses, [value.clone() for value in (*model.state_dict().values(), torch.rand(3))]
 
 
-def same(one: tuple[list[float], list[torch.Tensor]], other: tuple[list[float], list[torch.Tensor]]) -> bool:
-    return one[0] == other[0] and all(map(torch.equal, one[1], other[1]))
+def same(first: tuple[list[float], list[torch.Tensor]], second: tuple[list[float], list[torch.Tensor]]) -> bool:
+    return first[0] == second[0] and all(map(torch.equal, first[1], second[1]))
 
 
 @pytest.fixture(scope="module")
@@ -149,25 +149,30 @@ def judged(book: Book, windows: list[Window], demand: Demand) -> tuple[object, o
     engine = Engine(rules)
     for window in windows:
         engine.feed(window)
-    tried = {name: (one.triggered, one.failed) for name, one in engine.outcome.tried.items()}
-    return sorted((one.step, one.invariant.id, one.occasions) for one in engine.outcome.violations), tried
+    tried = {name: (counts.triggered, counts.failed) for name, counts in engine.outcome.tried.items()}
+    return sorted(
+        (violation.step, violation.invariant.id, violation.occasions) for violation in engine.outcome.violations
+    ), tried
 
 
-def told(windows: list[Window], demand: Demand) -> list[tuple[object, ...]]:
+def requested_events(windows: list[Window], demand: Demand) -> list[tuple[object, ...]]:
     """What was asked for, without positions."""
-    found = []
+    events = []
     for window in windows:
         kept = observed(window, demand)
-        asked = [
+        requested = [
             call
             for call in kept.calls
             if demand.records_call((*call.levels, *kinds_of(call))) or kept.changes_of.get(call.seq)
         ]
-        calls = [(one.levels, one.receiver, one.context, [each.name for each in kept.ancestors(one)]) for one in asked]
+        calls = [
+            (call.levels, call.receiver, call.context, [ancestor.name for ancestor in kept.ancestors(call)])
+            for call in requested
+        ]
         changes = Counter((change[2:]) for change in kept.changes)
         readings = Counter(reading[2:] for reading in kept.readings)
-        found.append((window.index, window.step, window.stage, calls, changes, readings))
-    return found
+        events.append((window.index, window.step, window.stage, calls, changes, readings))
+    return events
 
 
 @pytest.mark.parametrize("which", ["all", "without functions", "few", "nothing"])
@@ -188,7 +193,7 @@ def test_nothing_that_was_asked_for_changes(which: str, clears: bool, book: Book
     assert process_state() == before
     assert looked.faults == []
     assert looked.state.full == [(6, 7), (13, 14)] and not looked.attachment.records_everything
-    assert told(looked.windows, demand) == told(unlooked.windows, demand)
+    assert requested_events(looked.windows, demand) == requested_events(unlooked.windows, demand)
     assert judged(book, looked.windows, demand) == judged(book, unlooked.windows, demand)
 
 
@@ -342,8 +347,8 @@ def test_inside_a_call_it_waits() -> None:
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 try:
                     looked.attachment.record_everything(True)
-                except CannotReattach as why:
-                    seen.append(str(why))
+                except CannotReattach as error:
+                    seen.append(str(error))
                 return super().forward(x)
 
         Asks(2, 2)(torch.ones(1, 2))

@@ -20,8 +20,8 @@ CLEARED = "in a call of Optimizer.zero_grad, the parameter grad is cleared"
 @pytest.fixture
 def runs(folder: Path) -> list[str]:
     """Runs of three programs."""
-    told = {"a": training(8), "b": training(6, "Adam"), "c": training(5, "AdamW")}
-    return [str(write_run(folder / name, f"{name}.py", windows)) for name, windows in told.items()]
+    windows_of = {"a": training(8), "b": training(6, "Adam"), "c": training(5, "AdamW")}
+    return [str(write_run(folder / name, f"{name}.py", windows)) for name, windows in windows_of.items()]
 
 
 def files() -> dict[str, bytes]:
@@ -33,8 +33,8 @@ def test_tally_then_infer_is_infer(runs: list[str], capsys: pytest.CaptureFixtur
     assert main(["infer", *runs, "-o", "direct.jsonl", "--tally", "all.tally"]) == 0
     for name in runs:
         assert main(["infer", name, "--tally", f"{Path(name).name}.tally", "--jobs", "2"]) == 0
-    told = capsys.readouterr().err
-    assert "counts of 3 runs: all.tally (" in told and "counts of 1 run: c.tally" in told
+    stderr = capsys.readouterr().err
+    assert "counts of 3 runs: all.tally (" in stderr and "counts of 1 run: c.tally" in stderr
     assert main(["infer", "c.tally", "a.tally", "b.tally", "-o", "later.jsonl"]) == 0
     assert main(["merge", "b.tally", "c.tally", "a.tally", "-o", "merged.tally"]) == 0
     assert main(["infer", "merged.tally", "-o", "merged.jsonl", "--journal", "why.jsonl"]) == 0
@@ -69,8 +69,8 @@ def test_infer_refuses_before_it_reads(
     Path("train.py").write_text("print()\n")
     before = sorted(Path().iterdir())
     assert main(["infer", *(runs[0] if word == "RUN" else word for word in words)]) == 2
-    told = capsys.readouterr().err
-    assert f"[{slug}]" in told and names in told and "reading" not in told
+    stderr = capsys.readouterr().err
+    assert f"[{slug}]" in stderr and names in stderr and "reading" not in stderr
     assert sorted(Path().iterdir()) == before and Path("train.py").read_text() == "print()\n"
 
 
@@ -94,10 +94,10 @@ def test_mutes_outlive_the_book(runs: list[str], capsys: pytest.CaptureFixture[s
     own = next(rule for rule in read_book("good.jsonl").invariants if len(rule.origin) == 3 and rule is not general)
     assert main(["mute", "good.jsonl", general.id, own.id, "--reason", "so it is meant"]) == 0
     assert main(["infer", *runs[:2], "-o", "good.jsonl"]) == 0
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     kept = {rule.id: rule.mute for rule in read_book("good.jsonl").invariants if rule.mute}
     assert kept[general.id] == "so it is meant"
-    assert f"{len(kept)} mute" in told and general.id in told
+    assert f"{len(kept)} mute" in stderr and general.id in stderr
     Path("good.jsonl").unlink()
     assert main(["infer", *runs, "-o", "good.jsonl"]) == 0
     assert not any(rule.mute for rule in read_book("good.jsonl").invariants)
@@ -110,8 +110,8 @@ def test_a_muted_rule_that_is_learned_no_more_is_told(runs: list[str], capsys: p
     rule = next(rule for rule in read_book("good.jsonl").invariants if rule.sentence == CLEARED)
     assert main(["mute", "good.jsonl", rule.id, "--reason", "so it is meant"]) == 0
     assert main(["infer", str(other), "-o", "good.jsonl"]) == 0
-    told = capsys.readouterr().err
-    assert f"the muted {rule.id} ({CLEARED}) is not in the new book; its reason was: so it is meant" in told
+    stderr = capsys.readouterr().err
+    assert f"the muted {rule.id} ({CLEARED}) is not in the new book; its reason was: so it is meant" in stderr
 
 
 def test_a_damaged_book_is_kept_aside(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,8 +173,8 @@ def test_merge_refuses(
     Path("torn.tally").write_bytes(Path("a.tally").read_bytes()[:-8])
     before = files()
     assert main(["merge", *words]) == 2
-    told = capsys.readouterr().err
-    assert f"[{slug}]" in told and names in told
+    stderr = capsys.readouterr().err
+    assert f"[{slug}]" in stderr and names in stderr
     assert files() == before
 
 
@@ -191,13 +191,13 @@ def test_a_candidate_is_followed(runs: list[str], capsys: pytest.CaptureFixture[
     assert main(["infer", *runs, "-o", "good.jsonl", "--tally", "all.tally"]) == 0
     capsys.readouterr()
     assert main(["explain", "--candidate", "zero_grad resets gradients", *runs]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"kept: {CLEARED}")
-    assert "(3 + 1) / (3 + 2) for 3 scripts, times (19 + 1) / (19 + 2) for 19 steps = 0.762" in told
-    assert "in all 1 context: before some, stage train" in told and "19    0       19     3" in told
-    assert "implied by" in told and "kept is" in told
+    stdout = capsys.readouterr().out
+    assert stdout.startswith(f"kept: {CLEARED}")
+    assert "(3 + 1) / (3 + 2) for 3 scripts, times (19 + 1) / (19 + 2) for 19 steps = 0.762" in stdout
+    assert "in all 1 context: before some, stage train" in stdout and "19    0       19     3" in stdout
+    assert "implied by" in stdout and "kept is" in stdout
     assert main(["explain", "--candidate", "zero_grad resets gradients", "all.tally"]) == 0
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == stdout
     assert main(["explain", "--candidate", "zero_grad clears", "--journal", "good.jsonl.journal.jsonl"]) == 0
     brief = capsys.readouterr().out
     assert brief.startswith(f"kept: {CLEARED}") and "context" not in brief
@@ -207,20 +207,27 @@ def test_what_failed_is_shown_with_the_contexts_that_tell_it_apart(
     runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", "--candidate", "Optimizer.step parameter data changes", *runs, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    candidates = json.loads(capsys.readouterr().out)
     subject = {"api": "torch.optim.Optimizer.step", "grain": "parameter.data"}
-    each = next(one for one in found if one.get("subject") == subject and one["property"]["detail"] == "changes")
-    assert (each["held"] or each["fate"] == "dropped") and each["relation"] == "EventContain"
-    held = {one["context"]["held"]: (one["held"], one["failed"], one["steps"], one["runs"]) for one in each["contexts"]}
+    chosen = next(
+        candidate
+        for candidate in candidates
+        if candidate.get("subject") == subject and candidate["property"]["detail"] == "changes"
+    )
+    assert (chosen["held"] or chosen["fate"] == "dropped") and chosen["relation"] == "EventContain"
+    held = {
+        counts["context"]["held"]: (counts["held"], counts["failed"], counts["steps"], counts["runs"])
+        for counts in chosen["contexts"]
+    }
     assert held == {"none": (0, 19, 19, 3), "this": (19, 0, 19, 3)}
 
 
 def test_explain_says_what_an_invariant_is_good_for(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", *runs, "-o", "good.jsonl"]) == 0
-    rule = next(one for one in read_book("good.jsonl").invariants if one.sentence == CLEARED)
+    rule = next(rule for rule in read_book("good.jsonl").invariants if rule.sentence == CLEARED)
     capsys.readouterr()
     assert main(["explain", "good.jsonl", rule.id[:6]]) == 0
-    told = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     for part in (
         CLEARED,
         "parameter.grad around torch.optim.Optimizer.zero_grad",
@@ -228,7 +235,7 @@ def test_explain_says_what_an_invariant_is_good_for(runs: list[str], capsys: pyt
         "If it breaks: Gradients are not cleared between steps [gradients-not-cleared]",
         f"traincheck mute good.jsonl {rule.id} --reason",
     ):
-        assert part in told
+        assert part in stdout
     assert main(["mute", "good.jsonl", rule.id, "--reason", "so it is meant"]) == 0
     assert main(["explain", "good.jsonl", rule.id]) == 0
     assert "--unmute" in capsys.readouterr().out

@@ -104,12 +104,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 def test_show_prints_and_filters(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(book)]) == 0
-    told = capsys.readouterr().out
-    assert "torch.nn.Module.eval" in told and "2 invariants, 1 error, 1 notice" in told
+    stdout = capsys.readouterr().out
+    assert "torch.nn.Module.eval" in stdout and "2 invariants, 1 error, 1 notice" in stdout
     for words in (["--filter", "MODULE.eval"], ["--filter", "notice"], ["--filter", "apisequence"]):
         assert main(["show", str(book), *words, "--json"]) == 0
         listed = json.loads(capsys.readouterr().out)
-        assert [one["relation"] for one in listed] == ["APISequence"]
+        assert [entry["relation"] for entry in listed] == ["APISequence"]
     assert main(["show", str(book), "--filter", "notice error", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
@@ -124,8 +124,8 @@ def test_show_refuses_what_is_no_book(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_explain_an_invariant(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = invariant().id
     assert main(["explain", str(book), name[:6]]) == 0
-    told = capsys.readouterr().out
-    assert name in told and "always" in told and "cnn.py" in told
+    stdout = capsys.readouterr().out
+    assert name in stdout and "always" in stdout and "cnn.py" in stdout
     assert main(["explain", str(book), "zzz"]) == 2
     assert main(["explain", str(book), ""]) == 2
     assert main(["explain", str(book)]) == 2
@@ -151,8 +151,8 @@ def test_infer_writes_book_and_journal(tmp_path: Path, stand_in: StandIn, capsys
 
     stand_in("traincheck.inference.learn", learn=learn)
     assert main(["infer", "runs/a", "runs/b", "-o", "new.jsonl"]) == 0
-    told = capsys.readouterr().err
-    assert "reading 1/2" in told and "1 invariant in new.jsonl (1.2 s)" in told
+    stderr = capsys.readouterr().err
+    assert "reading 1/2" in stderr and "1 invariant in new.jsonl (1.2 s)" in stderr
     assert wrote == [Path("new.jsonl.journal.jsonl")]
     assert main(["infer", "runs/a", "runs/b", "-o", "new.jsonl", "--journal", "why"]) == 0  # a book is replaced
     (tmp_path / "train.py").write_text("print()\n")
@@ -236,8 +236,8 @@ def test_a_run_is_followed_to_its_end(
     config = load({"books": (str(book),)}, {}, tmp_path)
     assert follow(folder.path, config, 3.0, tmp_path / "out", sleep) == 3
     assert waited == [3.0, 3.0]
-    told = capsys.readouterr().err
-    assert told.count("TrainCheck NOTICE") == 1 and told.count("TrainCheck ERROR") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.count("TrainCheck NOTICE") == 1 and stderr.count("TrainCheck ERROR") == 1
     assert read_json(tmp_path / "out" / "report.json").verdict == "errors"
 
 
@@ -261,8 +261,8 @@ def test_doctor_tells_people_and_programs(monkeypatch: pytest.MonkeyPatch, capsy
     }
     monkeypatch.setattr(doctor, "run_probe", lambda: answer)
     assert main(["doctor"]) == 0
-    told = capsys.readouterr().out
-    assert "optimizers" in told and "none" in told and "pyarrow" in told
+    stdout = capsys.readouterr().out
+    assert "optimizers" in stdout and "none" in stdout and "pyarrow" in stdout
     assert main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sources"][1] == {"name": "cuda", "available": False, "reason": "none"}
     monkeypatch.setattr(doctor, "run_probe", lambda: {**answer, "sources": [], "why": "no torch"})

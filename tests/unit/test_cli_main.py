@@ -19,25 +19,25 @@ COMMANDS = ("collect", "infer", "run", "check", "show", "explain", "report", "do
 
 def test_help_tells_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    told = capsys.readouterr().out
+    help_text = capsys.readouterr().out
     for command in COMMANDS:
-        assert f"  {command} " in told
-    assert "Exit codes" in told
+        assert f"  {command} " in help_text
+    assert "Exit codes" in help_text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_each_command_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
-    told = capsys.readouterr().out
-    assert "Examples:\n" in told and f"\n    traincheck {command}" in told
-    assert "[default: None]" not in told and "TODO" not in told
+    help_text = capsys.readouterr().out
+    assert "Examples:\n" in help_text and f"\n    traincheck {command}" in help_text
+    assert "[default: None]" not in help_text and "TODO" not in help_text
 
 
 def test_help_names_the_defaults_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "--help"])
-    told = " ".join(capsys.readouterr().out.split())
+    help_text = " ".join(capsys.readouterr().out.split())
     for name in ("fail_on", "on_violation", "runs"):
-        assert f"(default: {OPTIONS[name].default})" in told
+        assert f"(default: {OPTIONS[name].default})" in help_text
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def raising(error: BaseException) -> int:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (BookNotFound("good.jsonl"), 2, "traincheck: error [book-not-found]: There is no book 'good.jsonl'"),
         (OutputError("x", "disk full"), 1, "traincheck: error [output]: Cannot write 'x': disk full"),
@@ -81,12 +81,12 @@ def raising(error: BaseException) -> int:
     ],
 )
 def test_errors_become_messages_and_exit_codes(
-    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert guarded(lambda: raising(error), debug=False) == code
-    told = capsys.readouterr().err
-    assert told.startswith(said) and "Traceback" not in told
-    assert bool(told) == bool(said)
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(message) and "Traceback" not in stderr
+    assert bool(stderr) == bool(message)
 
 
 @pytest.mark.parametrize("error", [BookNotFound("x"), KeyError("ours")])
@@ -99,9 +99,9 @@ def test_debug_is_asked_for_before_the_command_or_by_variable(monkeypatch: pytes
     monkeypatch.delenv(cli.DEBUG_VARIABLE, raising=False)
     assert wants_debug(["--debug", "run", "x.py"])
     assert not wants_debug(["run", "x.py", "--debug"])
-    for value, wanted in (("1", True), ("0", False), ("", False)):
+    for value, expected in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv(cli.DEBUG_VARIABLE, value)
-        assert wants_debug([]) is wanted
+        assert wants_debug([]) is expected
 
 
 def test_a_reader_that_goes_away_is_no_error_to_tell() -> None:

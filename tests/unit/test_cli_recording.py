@@ -41,12 +41,12 @@ def test_a_program_that_never_trains_is_said_to_be_unobserved(
     (tmp_path / "sum.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(9)\n")
     for number, words in enumerate((["collect"], ["run", "-b", str(book)])):
         assert main([*words, "-o", f"runs/{number}", "sum.py", "-o", "x", "--help"]) == 9
-        told = capfd.readouterr()
-        assert told.out == "['-o', 'x', '--help']\n"
-        assert "nothing was observed" in told.err and "exit code 9" in told.err
-        said = RunFolder.open(tmp_path / "runs" / str(number)).manifest
-        assert (said.exit_code, said.script, said.mode) == (9, "sum.py", words[0])
-        assert len(said.script_digest) == 64 and said.started <= said.ended
+        captured = capfd.readouterr()
+        assert captured.out == "['-o', 'x', '--help']\n"
+        assert "nothing was observed" in captured.err and "exit code 9" in captured.err
+        manifest = RunFolder.open(tmp_path / "runs" / str(number)).manifest
+        assert (manifest.exit_code, manifest.script, manifest.mode) == (9, "sum.py", words[0])
+        assert len(manifest.script_digest) == 64 and manifest.started <= manifest.ended
     assert read_json(tmp_path / "runs" / "1" / "report.json").counts.processes == 0
     assert main(["collect", "-o", "runs/0", "sum.py"]) == 2  # taken
     assert "[run-folder-in-use]" in capfd.readouterr().err
@@ -69,9 +69,9 @@ def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-30])  # torn
     assert count_events(file).windows in (2, 3)
     folder.write_note(ProcessNote(dropped=2, not_observed=("loaders: too old",)))
-    told = list(summary(folder))
-    assert told[0].startswith("recorded 3 steps: 3 windows, 3 events, ") or "2 windows" in told[0]
-    assert told[1:3] == ["2 windows could not be written in time and were dropped", "not observed: loaders: too old"]
+    lines = list(summary(folder))
+    assert lines[0].startswith("recorded 3 steps: 3 windows, 3 events, ") or "2 windows" in lines[0]
+    assert lines[1:3] == ["2 windows could not be written in time and were dropped", "not observed: loaders: too old"]
 
 
 def test_a_run_has_ended_when_it_says_so(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_a_program_has_one_name_on_every_machine(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__main__.py").touch()
     (tmp_path / "train.py").write_text("pass\n")
-    told = [
+    command_lines = [
         ["train.py"],
         [str(tmp_path / "train.py"), "a"],
         ["-m", "pkg"],
         ["--", "/usr/bin/torchrun", "-n", "train.py"],
     ]
-    targets = [Target.parse(words) for words in told]
+    targets = [Target.parse(words) for words in command_lines]
     assert [target.script for target in targets] == ["train.py", "train.py", "-m pkg", "torchrun train.py"]
     assert targets[0].digest == targets[1].digest == targets[3].digest != targets[2].digest
     assert Target.parse(["-m", "elsewhere.module"]).digest == ""

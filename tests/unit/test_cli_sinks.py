@@ -16,7 +16,7 @@ from traincheck.vocab.invariant import Invariant
 
 
 @pytest.fixture(autouse=True)
-def place(
+def project(
     folder: Path, some_report: Report, some_invariants: tuple[Invariant, ...], monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A run with its report, two recordings and a book; not on GitHub."""
@@ -30,22 +30,22 @@ def place(
     return folder
 
 
-def test_each_format_writes_its_file(place: Path, some_report: Report) -> None:
+def test_each_format_writes_its_file(project: Path, some_report: Report) -> None:
     words = [word for name in ("json", "html", "junit", "sarif", "markdown") for word in ("--report", name)]
     assert main(["report", "run", *words]) == 3
     names = {"traincheck.json", "traincheck.html", "traincheck-junit.xml", "traincheck.sarif", "traincheck.md"}
-    assert {path.name for path in place.glob("traincheck*")} == names
+    assert {path.name for path in project.glob("traincheck*")} == names
     assert read_json("traincheck.json") == some_report
 
 
 def test_a_document_on_stdout_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "run", "--report", "junit=-"]) == 3
-    said = capsys.readouterr()
-    assert Tree.fromstring(said.out.encode()).tag == "testsuites" and "1 error" in said.err
+    captured = capsys.readouterr()
+    assert Tree.fromstring(captured.out.encode()).tag == "testsuites" and "1 error" in captured.err
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("pdf", "--report was given 'pdf'; expected FORMAT or FORMAT=FILE, with the format one of json, html, junit"),
         ("junit=.", "a file that can be written (Cannot write '.': it is a folder"),
@@ -55,13 +55,13 @@ def test_a_document_on_stdout_is_alone_there(capsys: pytest.CaptureFixture[str])
 )
 @pytest.mark.parametrize("command", ["report run", "check one -b good.jsonl", "run -b good.jsonl train.py"])
 def test_what_cannot_be_is_told_before_anything_is_done(
-    command: str, words: str, told: str, place: Path, capsys: pytest.CaptureFixture[str]
+    command: str, words: str, message: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "train.py").write_text("open('started', 'w')\n")
+    (project / "train.py").write_text("open('started', 'w')\n")
     name, *rest = command.split()
     assert main([name, "--report", words, *rest]) == 2
-    assert told in capsys.readouterr().err
-    assert not (place / "started").exists() and not (place / "traincheck-runs").exists()
+    assert message in capsys.readouterr().err
+    assert not (project / "started").exists() and not (project / "traincheck-runs").exists()
 
 
 def test_two_formats_need_two_files(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,18 +77,18 @@ def test_a_file_holds_the_report_of_one_run(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_variable_and_the_file_of_the_project_say_it_too(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "pyproject.toml").write_text('[tool.traincheck]\nreport = ["markdown", "nonsense"]\n')
+    (project / "pyproject.toml").write_text('[tool.traincheck]\nreport = ["markdown", "nonsense"]\n')
     assert main(["report", "run"]) == 2
     assert "pyproject.toml, [tool.traincheck] report was given 'nonsense'" in capsys.readouterr().err
     monkeypatch.setenv("TRAINCHECK_REPORT", "junit=a.xml,sarif")
     assert main(["report", "run"]) == 3
-    assert (place / "a.xml").is_file() and (place / "traincheck.sarif").is_file()
+    assert (project / "a.xml").is_file() and (project / "traincheck.sarif").is_file()
 
 
 def test_what_fails_at_the_end_is_told_and_the_others_are_written(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from traincheck.reporting.junit import JUnitSink
 
@@ -97,5 +97,5 @@ def test_what_fails_at_the_end_is_told_and_the_others_are_written(
 
     monkeypatch.setattr(JUnitSink, "text", text)
     assert main(["report", "run", "--report", "junit", "--report", "sarif"]) == 1
-    assert "[output]" in (told := capsys.readouterr().err) and "RuntimeError: a fault" in told
-    assert (place / "traincheck.sarif").is_file() and not (place / "traincheck-junit.xml").exists()
+    assert "[output]" in (stderr := capsys.readouterr().err) and "RuntimeError: a fault" in stderr
+    assert (project / "traincheck.sarif").is_file() and not (project / "traincheck-junit.xml").exists()

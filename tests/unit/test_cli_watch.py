@@ -47,17 +47,17 @@ def ended(tmp_path: Path, new_invariant: Callable[..., Invariant]) -> RunFolder:
 
 def test_a_run_that_has_ended_is_summed_up(ended: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", "run"]) == 3
-    told = capsys.readouterr().out
-    assert "TrainCheck ERROR at step 5" in told and "the run ended with exit code 0" in told
-    assert "1 error in 9 steps, first at step 5" in told
+    stdout = capsys.readouterr().out
+    assert "TrainCheck ERROR at step 5" in stdout and "the run ended with exit code 0" in stdout
+    assert "1 error in 9 steps, first at step 5" in stdout
     assert main(["watch", "run", "--fail-on", "never"]) == 0
 
 
 def test_json_is_one_object_a_line(ended: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", "run", "--json"]) == 3
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["kind"] for one in told] == ["finding", "status"]
-    assert told[1]["state"] == "ended" and told[1]["errors"] == 1
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [entry["kind"] for entry in objects] == ["finding", "status"]
+    assert objects[1]["state"] == "ended" and objects[1]["errors"] == 1
 
 
 def test_a_recorded_run_has_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,19 +101,24 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), WRONG)
+@pytest.mark.parametrize(("words", "message"), WRONG)
 def test_options_that_cannot_be_obeyed(
-    words: list[str], said: str, ended: RunFolder, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, ended: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", "run", *words]) == 2
-    told = capsys.readouterr()
-    assert "[bad-option]" in told.err and said in told.err and "s3cret" not in told.err and told.out == ""
+    captured = capsys.readouterr()
+    assert (
+        "[bad-option]" in captured.err
+        and message in captured.err
+        and "s3cret" not in captured.err
+        and captured.out == ""
+    )
 
 
-@pytest.mark.parametrize(("words", "said"), WRONG)
+@pytest.mark.parametrize(("words", "message"), WRONG)
 def test_a_run_is_not_started_with_options_that_cannot_be_obeyed(
     words: list[str],
-    said: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     new_invariant: Callable[..., Invariant],
@@ -121,16 +126,16 @@ def test_a_run_is_not_started_with_options_that_cannot_be_obeyed(
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     write_book(Book((new_invariant(),)), tmp_path / "good.jsonl")
     assert main(["run", "-b", "good.jsonl", *words, "train.py"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "started").exists() and not (tmp_path / "traincheck-runs").exists()
 
 
 def test_secrets_are_never_shown(tmp_path: Path) -> None:
     for name in ("webhook", "metrics-token"):
         (tmp_path / "pyproject.toml").write_text(f'[tool.traincheck]\n{name} = ["{URL}"]\n')
-        with pytest.raises(BadOption) as told:
+        with pytest.raises(BadOption) as raised:
             load({}, {}, tmp_path)
-        assert "s3cret" not in str(told.value)
+        assert "s3cret" not in str(raised.value)
     (tmp_path / "pyproject.toml").write_text("[tool.traincheck]\nmetrics = 9100\nheartbeat-timeout = 90.5\n")
     config = load({}, {"TRAINCHECK_ALERT": URL}, tmp_path)
     assert (config.metrics, config.heartbeat_timeout, config.alerts) == (("9100",), "90.5", (URL,))

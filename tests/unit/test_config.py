@@ -105,10 +105,10 @@ def test_options_of_one_command_line_have_neither_variable_nor_key() -> None:
 
 def test_numbers_and_switches_may_come_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.traincheck]\nrecord-after-finding = 7\nsnapshot = true\n")
-    found = load({}, {}, tmp_path)
-    assert (found.record_after_finding, found.snapshot, found.callback) == (7, True, "")
-    found = load({"record_after_finding": "0"}, {"TRAINCHECK_SNAPSHOT": "0"}, tmp_path)
-    assert (found.record_after_finding, found.snapshot) == (0, False)
+    settings = load({}, {}, tmp_path)
+    assert (settings.record_after_finding, settings.snapshot, settings.callback) == (7, True, "")
+    settings = load({"record_after_finding": "0"}, {"TRAINCHECK_SNAPSHOT": "0"}, tmp_path)
+    assert (settings.record_after_finding, settings.snapshot) == (0, False)
 
 
 def test_an_action_may_be_a_function(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_numbers_are_read_from_a_flag_a_variable_and_a_file(
     assert getattr(load({}, {option.variable: given}, tmp_path), name) == pytest.approx(meant)
     plain = given if option.kind != "size" else f'"{given}"'
     project(tmp_path, f"[tool.traincheck]\n{option.key} = {plain}\n")
-    found = load({}, {}, tmp_path)
-    assert getattr(found, name) == pytest.approx(meant) and option.key in found.origin(name)
+    settings = load({}, {}, tmp_path)
+    assert getattr(settings, name) == pytest.approx(meant) and option.key in settings.origin(name)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ def test_it_is_read_again_only_when_it_was_replaced(run: RunFolder) -> None:
     file = ControlFile(run.path)
     assert file.news() is None
     change_control(run.path, without("functions"))
-    told = file.news()
-    assert told is not None and told.off == ("functions",)
+    control = file.news()
+    assert control is not None and control.off == ("functions",)
     assert file.news() is None
 
 
@@ -129,19 +129,19 @@ ALONE = RankInfo(0, 1, "")
 class Process:
     """A process that is controlled, with the thread that trains in our hands."""
 
-    def __init__(self, run: RunFolder, place: RankInfo = ALONE) -> None:
-        self.orders, self.state, self.place = Obeying(), State(), place
-        self.controlled = ControlFollower(run, os.getpid(), lambda: self.place, self.orders, self.state)
+    def __init__(self, run: RunFolder, info: RankInfo = ALONE) -> None:
+        self.orders, self.state, self.info = Obeying(), State(), info
+        self.controlled = ControlFollower(run, os.getpid(), lambda: self.info, self.orders, self.state)
         self.run = run
         self.controlled.start()
         self.until(lambda: self.answered() is not None)
 
     def answered(self) -> protocol.Answer | None:
-        return next((one for one in read_answers(self.run.path) if one.rank == self.place.rank), None)
+        return next((answer for answer in read_answers(self.run.path) if answer.rank == self.info.rank), None)
 
-    def until(self, so: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 20
-        while not so():
+        while not condition():
             assert time.monotonic() < deadline, "it did not come about in time"
             time.sleep(0.02)
 
@@ -157,9 +157,9 @@ class Process:
 
 @pytest.fixture
 def process(run: RunFolder) -> Iterator[Process]:
-    found = Process(run)
-    yield found
-    found.controlled.close()
+    instance = Process(run)
+    yield instance
+    instance.controlled.close()
 
 
 def test_sources_wait_for_the_end_of_a_window_and_the_rest_does_not(run: RunFolder, process: Process) -> None:
@@ -168,7 +168,7 @@ def test_sources_wait_for_the_end_of_a_window_and_the_rest_does_not(run: RunFold
     change_control(run.path, lambda control: msgspec.structs.replace(control, muted={"ab": "so"}, sample=7))
     process.until(lambda: len(process.orders.done) == 2)
     assert process.orders.done == [("mute", {"ab": "so"}), ("sample", 7, None)]
-    process.until(lambda: (one := process.answered()) is not None and one.waiting)
+    process.until(lambda: (answer := process.answered()) is not None and answer.waiting)
     assert process.serial() == 0
     process.step()
     assert process.orders.done[-1] == ("switch", "functions", True)
@@ -256,7 +256,7 @@ def test_a_rank_that_is_told_of_no_step_stops_by_itself(run: RunFolder, monkeypa
 
 
 def test_an_answer_moves_with_the_rank_and_says_that_it_ended(run: RunFolder, process: Process) -> None:
-    process.place = RankInfo(3, 4, "job")
+    process.info = RankInfo(3, 4, "job")
     process.until(lambda: process.answered() is not None)
     assert [answer.rank for answer in read_answers(run.path)] == [3]
     process.controlled.close()

@@ -75,8 +75,8 @@ def test_found_delay_and_false_alarms() -> None:
     tally.add(None, None, clean=True)
     tally.add(None, 3, clean=True)
     assert tally.rate == 0.5
-    told = {"struck": 4, "found": 2, "delay": {"median": 2.0, "most": 4}, "never_struck": 2, "clean": 2}
-    assert tally.data() == {**told, "false_alarms": 3}
+    counts = {"struck": 4, "found": 2, "delay": {"median": 2.0, "most": 4}, "never_struck": 2, "clean": 2}
+    assert tally.data() == {**counts, "false_alarms": 3}
     assert Tally().rate is None and Tally().data()["delay"] is None
 
 
@@ -86,8 +86,8 @@ def test_tallies_by_what_rows_say() -> None:
         {"clean": False, "first": 2, "bit": 30, "alarms": {"a": 2}},
         {"clean": True, "first": None, "alarms": {"a": None}},
     ]
-    found = tallies(rows, "bit")
-    assert {key: (one.detected, one.struck, one.clean) for key, one in found.items()} == {
+    tallied = tallies(rows, "bit")
+    assert {key: (tally.detected, tally.struck, tally.clean) for key, tally in tallied.items()} == {
         ("a", 2): (1, 1, 0),
         ("b", 2): (0, 1, 0),
         ("a", 30): (1, 1, 0),
@@ -99,11 +99,11 @@ def test_tallies_by_what_rows_say() -> None:
 @pytest.mark.parametrize("workload", [DECODER, IMAGES])
 def test_places_are_as_many_as_the_grid_says(workload: str) -> None:
     model = load_workload(workload, 0, torch.device("cpu")).build_model()
-    linear = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     calls = len(linear) if PATTERNS[FORWARD][workload] == "Linear" else len(list(model.modules()))
     parameters = dict(model.named_parameters())
     weights = sum(name.endswith("weight") for name in parameters)
-    assert [one[workload] for one in PLACES.values()] == [calls, calls, weights, weights, len(parameters)]
+    assert [counts[workload] for counts in PLACES.values()] == [calls, calls, weights, weights, len(parameters)]
     assert PATTERNS[FORWARD][workload] == PATTERNS[BACKWARD][workload]
 
 
@@ -123,12 +123,12 @@ def test_rules_of_replicas_are_those_of_the_pack() -> None:
 def test_each_rank_tells_its_part() -> None:
     finding = {"step": 4, "diagnosis": "", "title": "", "severity": "error", "compared": 2}
     own = {**finding, "step": 2, "compared": 0}
-    found = two_ranks.both(
+    result = two_ranks.both(
         {"strokes": 0, "first": None, "findings": [finding, own], "weights": ["1", "2"], "not_observed": []},
         {"strokes": 3, "first": 4, "findings": [], "weights": ["1", "3"], "not_observed": ["x"]},
     )
-    assert (found["strokes"], found["first"], found["apart"]) == (3, 4, True)
-    assert two_ranks.alarms("replicas", found)["replicas"] == 4  # what one rank finds by itself is another detector
+    assert (result["strokes"], result["first"], result["apart"]) == (3, 4, True)
+    assert two_ranks.alarms("replicas", result)["replicas"] == 4  # what one rank finds by itself is another detector
 
 
 def test_kept_goes_on_after_a_kill(tmp_path: Path) -> None:
@@ -144,15 +144,15 @@ def test_kept_goes_on_after_a_kill(tmp_path: Path) -> None:
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--quick", "--only", "alarms,screening", "--jobs", "1", "--runs", str(tmp_path)]
     assert main(words) == 0
-    told = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     for name, runs in ((LOSS, 2), (NORM, 2), (BY_REFERENCE, 1), (ITSELF, 1)):
-        assert f"of {runs} found" in told.split(f"{name}: ")[1]
-    assert f"{BY_REFERENCE}: 1 of 1 found" in told and f"{ITSELF}: 1 of 1 found" in told
-    assert told.count("  0 false alarms") == 4
+        assert f"of {runs} found" in stdout.split(f"{name}: ")[1]
+    assert f"{BY_REFERENCE}: 1 of 1 found" in stdout and f"{ITSELF}: 1 of 1 found" in stdout
+    assert stdout.count("  0 false alarms") == 4
     # All is kept, so that a second start has nothing to do.
     before = (tmp_path / "quick.jsonl").read_text()
     assert main([*words, "--go-on"]) == 0
-    assert capsys.readouterr().out == told and (tmp_path / "quick.jsonl").read_text() == before
+    assert capsys.readouterr().out == stdout and (tmp_path / "quick.jsonl").read_text() == before
 
 
 def test_the_page_is_that_of_the_results() -> None:
@@ -161,6 +161,6 @@ def test_the_page_is_that_of_the_results() -> None:
     result = json.loads(text)
     assert as_text(result) == text
     assert page.PAGE.read_text() == page.text(result)
-    assert sum(one["false_alarms"] for one in result["detectors"].values()) == sum(
+    assert sum(detector["false_alarms"] for detector in result["detectors"].values()) == sum(
         alarm is not None for row in result["runs"] if row["first"] is None for alarm in row["alarms"].values()
     )

@@ -52,13 +52,13 @@ def looked_at(deployed: list[Invariant], occasion: Occasion) -> dict[str, bool]:
 
 
 @given(st.lists(rules, max_size=30), st.lists(occasions, max_size=20))
-def test_the_rules_that_are_judged_are_those_that_speak(told: list[Invariant], seen: list[Occasion]) -> None:
+def test_the_rules_that_are_judged_are_those_that_speak(learned: list[Invariant], seen: list[Occasion]) -> None:
     deployed = DeployedRules()
-    kept = [replace(rule, id=str(number)) for number, rule in enumerate(told)]
+    kept = [replace(rule, id=str(number)) for number, rule in enumerate(learned)]
     for rule in kept:
         deployed.add(rule, RuleCounts())
     assert deployed.subjects == {rule.subject for rule in kept}
     for occasion in seen:
-        found = [(rule.invariant.id, held) for rule, held in deployed.judged(occasion)]
-        assert len(found) == len(dict(found)), "each rule once"
-        assert dict(found) == looked_at(kept, occasion)
+        judged = [(rule.invariant.id, held) for rule, held in deployed.judged(occasion)]
+        assert len(judged) == len(dict(judged)), "each rule once"
+        assert dict(judged) == looked_at(kept, occasion)

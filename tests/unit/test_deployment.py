@@ -44,42 +44,42 @@ LONG, SHORT = Support(100, 14, 1, 1), Support(100, 13, 1, 1)
 def rule(make: Rules, prop: Property = CLEARED, subject: Subject = STEP, **fields: object) -> Invariant:
     """A rule of one program, cnn.py."""
     defaults = {"scope": PIPELINE, "severity": NOTICE, "support": LONG, "confidence": 0.5, "origin": ("cnn.py",)}
-    found = make(prop, (), subject=subject, **{**defaults, **fields})
-    if found.program:
-        return found
-    relation = plugins.load("traincheck.relations")[found.relation]
-    there = elsewhere_of(relation, subject, prop, found.support, {"cnn"}, Precondition())
-    return replace(found, elsewhere=there)
+    invariant = make(prop, (), subject=subject, **{**defaults, **fields})
+    if invariant.program:
+        return invariant
+    relation = plugins.load("traincheck.relations")[invariant.relation]
+    there = elsewhere_of(relation, subject, prop, invariant.support, {"cnn"}, Precondition())
+    return replace(invariant, elsewhere=there)
 
 
 def book(*rules: Invariant, program: ProgramIdentity = CNN) -> Book:
     return Book(rules, (LearnedRun("cnn.py", "d", 40, str(program) if program != UNKNOWN else ""),))
 
 
-def deployed(found: Book, program: CheckedProgram, *, named: bool = True) -> tuple[Invariant, ...]:
-    return deployable(deploy(found, program, named=named).book.invariants, program.script)
+def deployed(book: Book, program: CheckedProgram, *, named: bool = True) -> tuple[Invariant, ...]:
+    return deployable(deploy(book, program, named=named).book.invariants, program.script)
 
 
 OTHER = CheckedProgram("gpt.py", "gpt.py", GPT)
 
 
 def test_what_speaks_of_torch_is_an_error_on_every_program_in_a_named_book(new_invariant: Rules) -> None:
-    (found,) = deployed(book(rule(new_invariant)), OTHER)
-    assert (found.severity, found.scope, found.confidence) == (ERROR, GENERAL, 0.75)
-    assert found.id == rule(new_invariant).id
+    (deployed_rule,) = deployed(book(rule(new_invariant)), OTHER)
+    assert (deployed_rule.severity, deployed_rule.scope, deployed_rule.confidence) == (ERROR, GENERAL, 0.75)
+    assert deployed_rule.id == rule(new_invariant).id
     assert deployed(book(rule(new_invariant)), OTHER, named=False) == ()
 
 
 def test_a_rule_that_was_seen_in_few_steps_stays_a_notice(new_invariant: Rules) -> None:
-    (found,) = deployed(book(rule(new_invariant, support=SHORT)), OTHER)
-    assert found.severity == NOTICE and found.confidence < ERROR_CONFIDENCE
+    (deployed_rule,) = deployed(book(rule(new_invariant, support=SHORT)), OTHER)
+    assert deployed_rule.severity == NOTICE and deployed_rule.confidence < ERROR_CONFIDENCE
 
 
 @given(st.integers(1, 10), st.integers(0, 1000))
 def test_the_confidence_of_a_named_rule_is_that_of_three_programs_at_least(scripts: int, steps: int) -> None:
-    found = of_named(Support(1, steps, 1, scripts))
-    assert found == round(of_programs(max(3, scripts), steps), 4)
-    assert (found >= ERROR_CONFIDENCE) == (steps >= 14 or (scripts > 3 and found >= ERROR_CONFIDENCE))
+    confidence = of_named(Support(1, steps, 1, scripts))
+    assert confidence == round(of_programs(max(3, scripts), steps), 4)
+    assert (confidence >= ERROR_CONFIDENCE) == (steps >= 14 or (scripts > 3 and confidence >= ERROR_CONFIDENCE))
 
 
 def test_a_habit_and_a_literal_argument_stay_notices(new_invariant: Rules) -> None:
@@ -91,17 +91,17 @@ def test_a_habit_and_a_literal_argument_stay_notices(new_invariant: Rules) -> No
     )
     literal = rule(new_invariant, Property("contains call", "torch.nn.functional.mse_loss", "reduction=sum"))
     fact = rule(new_invariant, Property("contains call", "torch.nn.Module.forward", "training=True"))
-    for one, severity in ((habit, NOTICE), (literal, NOTICE), (fact, ERROR)):
-        (found,) = deployed(book(one), OTHER)
-        assert found.severity == severity, one
+    for learned_rule, severity in ((habit, NOTICE), (literal, NOTICE), (fact, ERROR)):
+        (deployed_rule,) = deployed(book(learned_rule), OTHER)
+        assert deployed_rule.severity == severity, learned_rule
 
 
 def test_names_of_the_other_script_are_left_out_and_counted(new_invariant: Rules) -> None:
     own = rule(new_invariant, Property("contains call", "cnn.augment"), Subject("cnn.Net.forward", "calls"))
     setting = rule(new_invariant, Property("is", "hyperparameter.lr", "0.1"), program="cnn.py")
-    found = deploy(book(rule(new_invariant), own, setting), OTHER, named=True)
-    assert (found.unused, found.others, found.known_as) == (2, ("cnn.py",), "")
-    assert list(lines_of("good.jsonl", 3, found)) == [
+    deployment = deploy(book(rule(new_invariant), own, setting), OTHER, named=True)
+    assert (deployment.unused, deployment.others, deployment.known_as) == (2, ("cnn.py",), "")
+    assert list(lines_of("good.jsonl", 3, deployment)) == [
         "2 of 3 rules of good.jsonl belong to cnn.py and are not checked here: this program is another one; use --as "
         "cnn.py to check them"
     ]
@@ -109,8 +109,8 @@ def test_names_of_the_other_script_are_left_out_and_counted(new_invariant: Rules
 
 def test_functions_of_a_shared_package_give_notices(new_invariant: Rules) -> None:
     shared = rule(new_invariant, Property("contains call", "lab.augment"), Subject("lab.nets.Net.forward", "calls"))
-    (found,) = deployed(book(shared), OTHER)
-    assert found.severity == NOTICE and found.scope == GENERAL
+    (deployed_rule,) = deployed(book(shared), OTHER)
+    assert deployed_rule.severity == NOTICE and deployed_rule.scope == GENERAL
 
 
 @pytest.mark.parametrize("program", [EDITED, CNN])
@@ -123,9 +123,11 @@ def test_own_rules_are_known_under_another_name(program: ProgramIdentity, new_in
     )
     setting = rule(new_invariant, Property("is", "hyperparameter.lr", "0.1"), program="cnn.py")
     checked = CheckedProgram("lab/renamed.py", "lab/renamed.py", program)
-    found = deploy(book(own, setting), checked, named=False)
-    assert (found.unused, found.known_as) == (0, "cnn.py")
-    rules = {one.property.verb: one for one in deployable(found.book.invariants, "lab/renamed.py")}
+    deployment = deploy(book(own, setting), checked, named=False)
+    assert (deployment.unused, deployment.known_as) == (0, "cnn.py")
+    rules = {
+        invariant.property.verb: invariant for invariant in deployable(deployment.book.invariants, "lab/renamed.py")
+    }
     main = program.main
     assert rules["contains call"].subject.api == f"{main}.Net.forward"
     assert rules["contains call"].sentence == f"a call of {main}.Net.forward calls {main}.augment, not mycnn.augment"
@@ -136,31 +138,31 @@ def test_own_rules_are_known_under_another_name(program: ProgramIdentity, new_in
 def test_a_program_of_the_same_name_is_another_one_if_its_text_is(new_invariant: Rules) -> None:
     own = rule(new_invariant, Property("contains call", "cnn.augment"), Subject("cnn.Net.forward", "calls"))
     assert deployed(book(own), CheckedProgram("cnn.py", "cnn.py", GPT)) == ()
-    for known in (UNKNOWN, ProgramIdentity("cnn")):  # a notebook; a book or a recording of an older version
-        assert deployed(book(own), CheckedProgram("cnn.py", "cnn.py", known))
+    for identity in (UNKNOWN, ProgramIdentity("cnn")):  # a notebook; a book or a recording of an older version
+        assert deployed(book(own), CheckedProgram("cnn.py", "cnn.py", identity))
     assert deployed(book(own, program=UNKNOWN), CheckedProgram("cnn.py", "cnn.py", GPT))
     assert deployed(book(own, program=UNKNOWN), CheckedProgram("other.py", "other.py", CNN)) == ()
 
 
 def test_a_name_that_the_user_gave_decides(new_invariant: Rules) -> None:
     own = rule(new_invariant, Property("contains call", "cnn.augment"), Subject("cnn.Net.forward", "calls"))
-    asked = CheckedProgram("gpt.py", "cnn.py", ProgramIdentity("gpt"))
-    (found,) = deployed(book(own), asked)
-    assert found.subject.api == "gpt.Net.forward" and found.origin == ("cnn.py", "gpt.py")
+    program = CheckedProgram("gpt.py", "cnn.py", ProgramIdentity("gpt"))
+    (deployed_rule,) = deployed(book(own), program)
+    assert deployed_rule.subject.api == "gpt.Net.forward" and deployed_rule.origin == ("cnn.py", "gpt.py")
 
 
 def test_what_the_program_itself_keeps_is_asked_of_others(new_invariant: Rules) -> None:
     copies, autocast = Precondition((Clause("copies", True),)), Precondition((Clause("autocast", "off"),))
-    one = replace(rule(new_invariant), experience=autocast, elsewhere=Elsewhere(ERROR, 0.75, copies))
-    (found,) = deployed(book(one), OTHER)
-    assert set(found.experience.clauses) == {*autocast.clauses, *copies.clauses}
-    (own,) = deployed(book(one), CheckedProgram("cnn.py", "cnn.py", CNN))
+    learned_rule = replace(rule(new_invariant), experience=autocast, elsewhere=Elsewhere(ERROR, 0.75, copies))
+    (deployed_rule,) = deployed(book(learned_rule), OTHER)
+    assert set(deployed_rule.experience.clauses) == {*autocast.clauses, *copies.clauses}
+    (own,) = deployed(book(learned_rule), CheckedProgram("cnn.py", "cnn.py", CNN))
     assert own.experience == autocast
 
 
 def test_muted_rules_stay_muted(new_invariant: Rules) -> None:
-    found = deploy(book(rule(new_invariant, mute="so it is meant")), OTHER, named=True)
-    assert deployable(found.book.invariants, "gpt.py") == () and found.unused == 0
+    deployment = deploy(book(rule(new_invariant, mute="so it is meant")), OTHER, named=True)
+    assert deployable(deployment.book.invariants, "gpt.py") == () and deployment.unused == 0
 
 
 def test_rules_of_several_programs_in_a_book_that_nobody_named_are_as_they_were(new_invariant: Rules) -> None:
@@ -171,6 +173,6 @@ def test_rules_of_several_programs_in_a_book_that_nobody_named_are_as_they_were(
 
 def test_rules_of_older_books_are_checked_on_their_program_alone(new_invariant: Rules) -> None:
     older = replace(rule(new_invariant), elsewhere=None)
-    found = deploy(book(older, program=UNKNOWN), OTHER, named=True)
-    assert (found.book.invariants, found.unused) == ((), 1)
+    deployment = deploy(book(older, program=UNKNOWN), OTHER, named=True)
+    assert (deployment.book.invariants, deployment.unused) == ((), 1)
     assert deployed(book(older, program=UNKNOWN), CheckedProgram("cnn.py", "cnn.py", CNN)) == (older,)

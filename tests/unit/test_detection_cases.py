@@ -48,7 +48,7 @@ def test_a_program_is_laid_out_with_what_both_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('part = "A"', 'part = "E"', "part must be one of A, B, C, not 'E'"),
         ("first_bad_step = 2", 'first_bad_step = "2"', "first_bad_step must be a whole number, not '2'"),
@@ -62,24 +62,24 @@ def test_a_program_is_laid_out_with_what_both_share(tmp_path: Path) -> None:
         ('id = "', "id = ", "it is not valid TOML"),
     ],
 )
-def test_what_is_wrong_is_told(folder: Path, old: str, new: str, said: str) -> None:
+def test_what_is_wrong_is_told(folder: Path, old: str, new: str, message: str) -> None:
     edit(folder, old, new)
     with pytest.raises(BadCase) as caught:
         read_case(folder)
-    assert said in str(caught.value) and str(folder) in str(caught.value)
+    assert message in str(caught.value) and str(folder) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("gone", "said"),
+    ("gone", "message"),
     [
         ("case.toml", "there is no case.toml"),
         ("effect.py", "there is no effect.py"),
         ("buggy/rate_tides.py", "is neither in buggy/ nor beside case.toml"),
     ],
 )
-def test_a_missing_file_is_told(folder: Path, gone: str, said: str) -> None:
+def test_a_missing_file_is_told(folder: Path, gone: str, message: str) -> None:
     (folder / gone).unlink()
-    with pytest.raises(BadCase, match=said):
+    with pytest.raises(BadCase, match=message):
         read_case(folder)
 
 

@@ -11,17 +11,17 @@ from dataclasses import replace
 
 import pytest
 
-from sample_windows import Script, Told
+from sample_windows import ReadingFields, Script
 from traincheck.checking import digests
 from traincheck.checking.digests import DIGEST, EVERY, MOST_SECTIONS, SETTLING, Classes, full, lean, section_of
 from traincheck.testing.readable_traces import to_text
 from traincheck.vocab.demand import EVERYTHING, NOTHING
-from traincheck.vocab.events import Alike, Window
+from traincheck.vocab.events import SharedValues, Window
 
 
 def held(rank: int, step: int, values: Mapping[str, int]) -> Window:
     """The window of a rank that updates these parameters."""
-    reads: list[Told] = [("parameter.used_data", name, value) for name, value in values.items()]
+    reads: list[ReadingFields] = [("parameter.used_data", name, value) for name, value in values.items()]
     changes = [{"variable": name, "fingerprint": value + 1} for name, value in values.items()]
     script = Script(rank=rank).window()
     script.step(*reads, ("hyperparameter.lr", "SGD.param_groups[0]", 0.1), changes=changes)
@@ -37,7 +37,7 @@ class Job:
     """Ranks whose values a test tells step by step."""
 
     def __init__(self, size: int) -> None:
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.silent: set[int] = set()
         self.classes = Classes(self._in_full)
         self._size = size
@@ -47,17 +47,19 @@ class Job:
     def step(self, value: Callable[[int, str], int], names: Sequence[str], *, wrong: bool = False) -> list[Window]:
         """The windows put together, where no rule failed in them unless they are `wrong`."""
         self._step += 1
-        self.asked.clear()
-        told = range(self._size)
-        self._windows = [held(rank, self._step, {name: value(rank, name) for name in names}) for rank in told]
-        found = self.classes.together([lean(window, EVERYTHING) for window in self._windows])
+        self.requested.clear()
+        ranks = range(self._size)
+        self._windows = [held(rank, self._step, {name: value(rank, name) for name in names}) for rank in ranks]
+        merged = self.classes.together([lean(window, EVERYTHING) for window in self._windows])
         if not wrong:
             self.classes.nothing_wrong()
-        return found
+        return merged
 
     def _in_full(self, windows: Sequence[Window]) -> list[Window | None]:
-        self.asked += [window.rank for window in windows]
-        return [None if one.rank in self.silent else full(self._windows[one.rank], EVERYTHING) for one in windows]
+        self.requested += [window.rank for window in windows]
+        return [
+            None if window.rank in self.silent else full(self._windows[window.rank], EVERYTHING) for window in windows
+        ]
 
 
 def same(rank: int, name: str) -> int:
@@ -83,12 +85,12 @@ def test_a_section_holds_what_differs_in_its_numbers(variable: str, section: str
 
 def test_a_rank_tells_a_digest_for_each_section_and_the_rest_as_asked() -> None:
     window = held(0, 1, dict.fromkeys(NAMES, 5))
-    told = lean(window, EVERYTHING)
-    assert set(sections(told)) == {"layers.#.w", "head.b"} and told.changes == ()
-    assert [one.attribute for one in told.readings if one.kind != DIGEST] == ["lr"]
-    assert told.calls == window.calls and (told.index, told.step, told.rank) == (1, 1, 0)
+    digested = lean(window, EVERYTHING)
+    assert set(sections(digested)) == {"layers.#.w", "head.b"} and digested.changes == ()
+    assert [reading.attribute for reading in digested.readings if reading.kind != DIGEST] == ["lr"]
+    assert digested.calls == window.calls and (digested.index, digested.step, digested.rank) == (1, 1, 0)
     least = lean(window, NOTHING)
-    assert sections(least) == sections(told) and len(least.readings) == 2 and least.calls == ()
+    assert sections(least) == sections(digested) and len(least.readings) == 2 and least.calls == ()
 
 
 def test_in_full_all_values_are_told_with_the_calls_around_them() -> None:
@@ -96,7 +98,7 @@ def test_in_full_all_values_are_told_with_the_calls_around_them() -> None:
     assert full(window, EVERYTHING) == window
     least = full(window, NOTHING)
     assert least.changes == window.changes and [call.receiver for call in least.calls] == ["SGD"]
-    assert {one.attribute for one in least.readings} == {"used_data"}
+    assert {reading.attribute for reading in least.readings} == {"used_data"}
     assert sections(lean(least, NOTHING)) == sections(lean(window, NOTHING)), "it holds all that was digested"
 
 
@@ -106,21 +108,24 @@ def test_any_value_of_a_section_changes_its_digest_and_no_other() -> None:
         after = sections(lean(held(0, 1, {**dict.fromkeys(NAMES, 5), name: 6}), EVERYTHING))
         assert {key for key in before if before[key] != after[key]} == {section_of(name)}
     swapped = [{"layers.0.w": 1, "layers.1.w": 2}, {"layers.0.w": 2, "layers.1.w": 1}]
-    one, other = (sections(lean(held(0, 1, values), EVERYTHING)) for values in swapped)
-    assert one != other
+    first, second = (sections(lean(held(0, 1, values), EVERYTHING)) for values in swapped)
+    assert first != second
 
 
 def test_the_order_in_which_values_are_told_does_not_matter() -> None:
     values = {f"layers.{number}.w": number for number in range(20)}
     names = list(values)
     random.Random(7).shuffle(names)
-    told = [lean(held(0, 1, one), EVERYTHING) for one in (values, {name: values[name] for name in names})]
-    assert sections(told[0]) == sections(told[1])
+    windows = [
+        lean(held(0, 1, ordered_values), EVERYTHING)
+        for ordered_values in (values, {name: values[name] for name in names})
+    ]
+    assert sections(windows[0]) == sections(windows[1])
 
 
 def test_digests_are_numbers_that_a_message_can_hold() -> None:
-    told = sections(lean(held(0, 1, {f"layers.{number}.w": number for number in range(200)}), EVERYTHING))
-    assert all(isinstance(value, int) and 0 <= value < 2**64 for value in told.values())
+    section_digests = sections(lean(held(0, 1, {f"layers.{number}.w": number for number in range(200)}), EVERYTHING))
+    assert all(isinstance(value, int) and 0 <= value < 2**64 for value in section_digests.values())
 
 
 def test_digests_are_the_same_in_every_process() -> None:
@@ -142,40 +147,50 @@ def test_of_very_many_sections_several_share_a_digest() -> None:
         return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
     names = [f"part_{letters(number)}.w" for number in range(10 * MOST_SECTIONS)]  # of each digest some
-    told = sections(lean(held(0, 1, dict.fromkeys(names, 1)), EVERYTHING))
-    assert len(told) <= MOST_SECTIONS and all(name.startswith("~") for name in told)
+    section_digests = sections(lean(held(0, 1, dict.fromkeys(names, 1)), EVERYTHING))
+    assert len(section_digests) <= MOST_SECTIONS and all(name.startswith("~") for name in section_digests)
     job = Job(3)
-    assert [one.alike for one in job.step(same, names)] == [Alike(0)] * 3
+    assert [window.shared for window in job.step(same, names)] == [SharedValues(0)] * 3
     wrong = lambda rank, name: 7 if rank == 2 and name == names[3] else 5  # noqa: E731
-    found = job.step(wrong, names, wrong=True)
-    assert job.asked == [0, 2] and [one.alike for one in found] == [Alike(0), Alike(0), Alike(2)]
-    assert len(found[2].changes) == len(names)
+    merged = job.step(wrong, names, wrong=True)
+    assert job.requested == [0, 2] and [window.shared for window in merged] == [
+        SharedValues(0),
+        SharedValues(0),
+        SharedValues(2),
+    ]
+    assert len(merged[2].changes) == len(names)
     for _ in range(2):
-        found = job.step(own, names)
-    assert job.asked == [0] and found[0].changes == (), "shards, though they share digests"
-    assert {one.attribute for one in found[0].readings} == {"lr"}, "what is told as it is stays, whatever its name"
+        merged = job.step(own, names)
+    assert job.requested == [0] and merged[0].changes == (), "shards, though they share digests"
+    assert {reading.attribute for reading in merged[0].readings} == {"lr"}, (
+        "what is told as it is stays, whatever its name"
+    )
 
 
 def test_ranks_that_agree_are_asked_for_nothing() -> None:
     job, looked_at = Job(4), []
     for step in range(1, 2 * EVERY + 1):
-        found = job.step(same, NAMES)
-        assert [one.alike for one in found] == [Alike(0)] * 4
-        assert len(found[0].changes) == 3 * len(job.asked) and not any(one.changes for one in found[1:])
-        looked_at += [step] * (job.asked == [0])
+        merged = job.step(same, NAMES)
+        assert [window.shared for window in merged] == [SharedValues(0)] * 4
+        assert len(merged[0].changes) == 3 * len(job.requested) and not any(window.changes for window in merged[1:])
+        looked_at += [step] * (job.requested == [0])
     assert looked_at == [*range(1, SETTLING + 1), EVERY, 2 * EVERY], "on the first rank, now and then"
     assert job.classes.looked_at == 0 and job.classes.not_compared() == ()
 
 
 def test_shards_are_looked_at_once() -> None:
     job = Job(4)
-    found = job.step(own, NAMES)
-    assert job.asked == [0, 1, 2, 3] and [one.alike for one in found] == [Alike(rank) for rank in range(4)]
+    merged = job.step(own, NAMES)
+    assert job.requested == [0, 1, 2, 3] and [window.shared for window in merged] == [
+        SharedValues(rank) for rank in range(4)
+    ]
     looked_at = job.classes.looked_at
     for _ in range(2 * EVERY):
-        found = job.step(own, NAMES)
-        assert job.asked in ([0], []) and [one.alike for one in found] == [Alike(0, sharded=True)] * 4
-        assert found[0].changes == () and {one.attribute for one in found[0].readings} - {"values"} == {"lr"}
+        merged = job.step(own, NAMES)
+        assert (
+            job.requested in ([0], []) and [window.shared for window in merged] == [SharedValues(0, sharded=True)] * 4
+        )
+        assert merged[0].changes == () and {reading.attribute for reading in merged[0].readings} - {"values"} == {"lr"}
     assert job.classes.looked_at == looked_at and job.classes.not_compared() == ()
 
 
@@ -183,7 +198,7 @@ def test_what_differs_against_a_rule_is_looked_at_in_every_step() -> None:
     job = Job(3)
     for _ in range(3):
         job.step(own, NAMES, wrong=True)
-        assert job.asked == [0, 1, 2]
+        assert job.requested == [0, 1, 2]
 
 
 def test_a_replica_of_a_shard_that_breaks_is_looked_at_again() -> None:
@@ -198,10 +213,10 @@ def test_a_replica_of_a_shard_that_breaks_is_looked_at_again() -> None:
 
     for _ in range(3):
         job.step(copies, NAMES)
-    assert job.asked == [0]
-    found = job.step(broken, NAMES, wrong=True)
-    assert job.asked == [0, 1, 3] and [one.values_of for one in found] == [0, 1, 0, 3]
-    assert {change.variable for change in found[3].changes} == {"layers.0.w", "layers.1.w"}, "of its section"
+    assert job.requested == [0]
+    merged = job.step(broken, NAMES, wrong=True)
+    assert job.requested == [0, 1, 3] and [window.values_of for window in merged] == [0, 1, 0, 3]
+    assert {change.variable for change in merged[3].changes} == {"layers.0.w", "layers.1.w"}, "of its section"
 
 
 def test_of_too_many_ranks_those_that_have_just_gone_apart_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,13 +229,15 @@ def test_of_too_many_ranks_those_that_have_just_gone_apart_come_first(monkeypatc
     def broken(rank: int, name: str) -> int:
         return 99 if rank == size - 1 else rank // 2
 
-    found = job.step(copies, NAMES)
-    assert job.asked == [0, 2, 4, 6] and [one.rank for one in found] == list(range(8)), "the others are left out"
-    found = job.step(copies, NAMES)
-    assert job.asked == [0] and len(found) == size and job.classes.not_compared() == ()
-    found = job.step(broken, NAMES, wrong=True)
-    assert job.asked[:3] == [0, 10, 11] and len(job.asked) == 4
-    assert {one.rank for one in found} >= {10, 11}
+    merged = job.step(copies, NAMES)
+    assert job.requested == [0, 2, 4, 6] and [window.rank for window in merged] == list(range(8)), (
+        "the others are left out"
+    )
+    merged = job.step(copies, NAMES)
+    assert job.requested == [0] and len(merged) == size and job.classes.not_compared() == ()
+    merged = job.step(broken, NAMES, wrong=True)
+    assert job.requested[:3] == [0, 10, 11] and len(job.requested) == 4
+    assert {window.rank for window in merged} >= {10, 11}
 
 
 def test_what_is_left_out_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,12 +255,12 @@ def test_ranks_that_give_no_answer_are_left_out_and_not_taken_for_shards(silent:
     job = Job(3)
     job.silent = {silent}
     parted = lambda rank, name: 9 if rank == silent else 5  # noqa: E731
-    found = job.step(parted, NAMES)
-    assert [one.rank for one in found] == [rank for rank in range(3) if rank != silent]
+    merged = job.step(parted, NAMES)
+    assert [window.rank for window in merged] == [rank for rank in range(3) if rank != silent]
     assert "in 1 steps" in job.classes.not_compared()[0]
     job.silent.clear()
-    found = job.step(parted, NAMES, wrong=True)
-    assert job.asked == [0, silent] and len(found) == 3
+    merged = job.step(parted, NAMES, wrong=True)
+    assert job.requested == [0, silent] and len(merged) == 3
 
 
 def test_where_nobody_answers_there_is_nothing_to_compare() -> None:
@@ -254,11 +271,11 @@ def test_where_nobody_answers_there_is_nothing_to_compare() -> None:
 
 def test_a_part_of_the_model_that_one_rank_has_alone_is_no_replica() -> None:
     """Stages of a pipeline have other names; what both have is still compared."""
-    classes = Classes(lambda asked: [windows[one.rank] for one in asked])
+    classes = Classes(lambda requested: [windows[window.rank] for window in requested])
     for step in range(1, 4):
         windows = [held(0, step, {"first.w": 1, "tied.w": 2}), held(1, step, {"last.w": 3, "tied.w": 2})]
-        found = classes.together([lean(one, EVERYTHING) for one in windows])
+        merged = classes.together([lean(window, EVERYTHING) for window in windows])
         classes.nothing_wrong()
     assert classes.looked_at == 1
-    assert [one.alike for one in found] == [Alike(0, sharded=True)] * 2
-    assert [change.variable for change in found[0].changes] == ["tied.w"]
+    assert [window.shared for window in merged] == [SharedValues(0, sharded=True)] * 2
+    assert [change.variable for change in merged[0].changes] == ["tied.w"]

@@ -40,10 +40,10 @@ def digest(text: str) -> str:
 
 
 def finding(step: int = 3, **changes: object) -> Finding:
-    told = Finding(
+    base = Finding(
         "error", step, 0, "nothing changes", "", Site("train.py", 6, "main"), ("Net.w",), "", "", (), ("a1",), step, 1
     )
-    return replace(told, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)  # type: ignore[arg-type]
 
 
 def report(*findings: Finding, **run: object) -> Report:
@@ -55,17 +55,17 @@ def report(*findings: Finding, **run: object) -> Report:
 
 def test_the_lines_around_a_call_are_shown(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CODE_LINES)
-    told = excerpt(Site("train.py", 6, "main"), {}, digest(CODE_LINES), [tmp_path])
-    assert (told.first, told.line, told.note) == (1, 6, "")
-    assert told.lines == tuple(CODE_LINES.rstrip("\n").split("\n"))
+    code = excerpt(Site("train.py", 6, "main"), {}, digest(CODE_LINES), [tmp_path])
+    assert (code.first, code.line, code.note) == (1, 6, "")
+    assert code.lines == tuple(CODE_LINES.rstrip("\n").split("\n"))
 
 
 def test_code_that_has_changed_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CODE_LINES + "# more\n")
-    told = excerpt(Site("train.py", 6, "main"), {"script": "train.py"}, digest(CODE_LINES), [tmp_path])
-    assert told.lines == () and told.note.startswith("train.py has changed since the run")
-    told = excerpt(Site("train.py", 6, "main"), {FILES: {"train.py": digest(CODE_LINES)}}, "", [tmp_path])
-    assert told.lines == () and "has changed" in told.note
+    code = excerpt(Site("train.py", 6, "main"), {"script": "train.py"}, digest(CODE_LINES), [tmp_path])
+    assert code.lines == () and code.note.startswith("train.py has changed since the run")
+    code = excerpt(Site("train.py", 6, "main"), {FILES: {"train.py": digest(CODE_LINES)}}, "", [tmp_path])
+    assert code.lines == () and "has changed" in code.note
 
 
 def test_a_file_that_the_run_did_not_write_down_is_not_shown(tmp_path: Path) -> None:
@@ -73,15 +73,15 @@ def test_a_file_that_the_run_did_not_write_down_is_not_shown(tmp_path: Path) -> 
     (tmp_path / "secrets.py").write_text("x = 1\n")
     (tmp_path / "train.py").write_text(CODE_LINES)
     for file in ("secrets.py", str(tmp_path / "secrets.py"), "../" + tmp_path.name + "/secrets.py"):
-        told = excerpt(Site(file, 1, "main"), {"script": "train.py"}, digest(CODE_LINES), [tmp_path])
-        assert told.lines == () and "nothing says whether" in told.note
+        code = excerpt(Site(file, 1, "main"), {"script": "train.py"}, digest(CODE_LINES), [tmp_path])
+        assert code.lines == () and "nothing says whether" in code.note
 
 
 @pytest.mark.parametrize("file", ["absent.py", "", "a\0b", "x" * 5000, "folder"])
 def test_a_file_that_is_not_there_is_told(tmp_path: Path, file: str) -> None:
     (tmp_path / "folder").mkdir()
-    told = excerpt(Site(file, 1, "main"), {}, digest(CODE_LINES), [tmp_path])
-    assert told.lines == () and "was not found from here" in told.note
+    code = excerpt(Site(file, 1, "main"), {}, digest(CODE_LINES), [tmp_path])
+    assert code.lines == () and "was not found from here" in code.note
 
 
 def test_a_pipe_is_not_waited_for_and_a_large_file_not_read(tmp_path: Path) -> None:
@@ -94,18 +94,18 @@ def test_a_pipe_is_not_waited_for_and_a_large_file_not_read(tmp_path: Path) -> N
 @pytest.mark.parametrize("line", [0, -1, 8, 10**9])
 def test_a_line_that_is_not_there_is_told(tmp_path: Path, line: int) -> None:
     (tmp_path / "train.py").write_text(CODE_LINES)
-    told = excerpt(Site("train.py", line, "main"), {}, digest(CODE_LINES), [tmp_path])
-    assert told.lines == () and told.note == f"the file has no line {line}"
+    code = excerpt(Site("train.py", line, "main"), {}, digest(CODE_LINES), [tmp_path])
+    assert code.lines == () and code.note == f"the file has no line {line}"
 
 
 def test_secrets_in_code_are_left_out_and_lines_keep_their_numbers(tmp_path: Path) -> None:
     key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQEF\n-----END PRIVATE KEY-----"
     text = f'token = "hf_abcdefghijklmnopqrstu"\nkey = """{key}"""\nstep()\n# end\n'
     (tmp_path / "train.py").write_text(text)
-    told = excerpt(Site("train.py", 6, "main"), {}, digest(text), [tmp_path])
-    shown = dict(enumerate(told.lines, told.first))
+    code = excerpt(Site("train.py", 6, "main"), {}, digest(text), [tmp_path])
+    shown = dict(enumerate(code.lines, code.first))
     assert shown[6] == "step()" and shown[7] == "# end" and MARK in shown[1]
-    whole = "\n".join(told.lines)
+    whole = "\n".join(code.lines)
     assert "hf_abc" not in whole and "MIIEv" not in whole and "kqhki" not in whole
 
 
@@ -113,11 +113,11 @@ def test_a_run_writes_down_the_files_of_its_findings(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CODE_LINES)
     (tmp_path / "late.py").write_text("x\n")
     os.utime(tmp_path / "train.py", (1.0, 1.0))
-    told = report(finding(), finding(site=Site("late.py", 1, "f")), finding(site=Site("absent.py", 1, "f")), a=1)
+    unsaved = report(finding(), finding(site=Site("late.py", 1, "f")), finding(site=Site("absent.py", 1, "f")), a=1)
     started = "2026-01-02T03:04:05+00:00"
     assert time.time() > 1_767_323_045  # late.py is younger than that
-    assert with_files(told, tmp_path, started).run == {"a": 1, FILES: {"train.py": digest(CODE_LINES)}}
-    assert with_files(told, tmp_path, "no time").run == {"a": 1}
+    assert with_files(unsaved, tmp_path, started).run == {"a": 1, FILES: {"train.py": digest(CODE_LINES)}}
+    assert with_files(unsaved, tmp_path, "no time").run == {"a": 1}
     assert with_files(report(), tmp_path, started).run == {}
 
 
@@ -131,18 +131,18 @@ def history(windows: Sequence[Window], concerned: Sequence[str] = (), mark: int 
     return seen.history()
 
 
-def strips(told: History | None, name: str) -> list[tuple[int, ...]]:
-    assert told is not None
-    return next([strip.states for strip in row.strips] for row in told.rows if name in row.names)
+def strips(shown: History | None, name: str) -> list[tuple[int, ...]]:
+    assert shown is not None
+    return next([strip.states for strip in row.strips] for row in shown.rows if name in row.names)
 
 
 def test_gradients_and_values_of_parameters_step_by_step() -> None:
-    told = history(training(3), ("Net.frozen",))
-    assert told is not None and told.steps == (1, 2, 3)
-    assert [aspect.title.split()[0] for aspect in told.aspects] == ["gradient", "value"]
-    assert strips(told, "Net.w") == [(0, 0, 0), (1, 1, 1)]
-    assert strips(told, "Net.frozen") == [(UNKNOWN,) * 3, (0, 0, 0)]
-    assert told.rows[0].names == ("Net.frozen",)  # what the finding is about comes first
+    shown = history(training(3), ("Net.frozen",))
+    assert shown is not None and shown.steps == (1, 2, 3)
+    assert [aspect.title.split()[0] for aspect in shown.aspects] == ["gradient", "value"]
+    assert strips(shown, "Net.w") == [(0, 0, 0), (1, 1, 1)]
+    assert strips(shown, "Net.frozen") == [(UNKNOWN,) * 3, (0, 0, 0)]
+    assert shown.rows[0].names == ("Net.frozen",)  # what the finding is about comes first
 
 
 LEFT_OVER = """
@@ -168,9 +168,9 @@ def test_what_does_not_differ_shares_a_row_and_the_rest_is_counted() -> None:
         for number in range(100)
     )
     step = "window train step=1\n  lifecycle torch.optim.SGD.step < torch.optim.Optimizer.step receiver=SGD\n"
-    told = history(from_text(step + lines), ("Net.7",))
-    assert told is not None and [len(row.names) for row in told.rows] == [50, 50]
-    assert told.rows[0].names[0] == "Net.7" and told.beyond == 0
+    shown = history(from_text(step + lines), ("Net.7",))
+    assert shown is not None and [len(row.names) for row in shown.rows] == [50, 50]
+    assert shown.rows[0].names[0] == "Net.7" and shown.beyond == 0
     many = []
     for number in range(1, 8):
         several = "".join(
@@ -178,8 +178,8 @@ def test_what_does_not_differ_shares_a_row_and_the_rest_is_counted() -> None:
             for name in range(100)
         )
         many += [replace(window, step=number) for window in from_text(step + several)]
-    told = history(many)
-    assert told is not None and len(told.rows) == MOST_ROWS and told.beyond == 50 - MOST_ROWS
+    shown = history(many)
+    assert shown is not None and len(shown.rows) == MOST_ROWS and shown.beyond == 50 - MOST_ROWS
 
 
 LOSS = """
@@ -221,9 +221,9 @@ def test_two_points_are_no_curve_and_evaluations_are_no_steps() -> None:
 def test_which_ranks_agree() -> None:
     same, other = {("used_grad", "w"): 1, ("used_grad", "b"): 2}, {("used_grad", "w"): 9, ("used_grad", "b"): 2}
     by_rank = {0: {4: same, 5: same}, 1: {4: same, 5: same}, 2: {4: same, 5: other}}
-    told = agreement(by_rank, 5)
-    assert told is not None and told.labels == ("0", "1", "2") and told.values == 2
-    assert told.agreeing == ((2, 2, 1), (2, 2, 1), (1, 1, 2))
+    matrix = agreement(by_rank, 5)
+    assert matrix is not None and matrix.labels == ("0", "1", "2") and matrix.values == 2
+    assert matrix.agreeing == ((2, 2, 1), (2, 2, 1), (1, 1, 2))
     beside = of_ranks(by_rank, 5)
     assert beside is not None and [row.strips[0].states for row in beside.rows] == [(0, 0), (0, 0), (0, 1)]
     assert agreement({0: {5: same}}, 5) is None and agreement(by_rank, 9) is None and of_ranks({}, 1) is None
@@ -233,8 +233,8 @@ def test_a_finding_about_calls_has_no_matrix_of_values() -> None:
     windows = updates(0, 3)
     of_gradients = make_invariant(subject=Subject("parameter.used_grad", RANKS))
     of_calls = make_invariant(subject=Subject("torch.distributed.all_reduce", RANKS))
-    told = held(windows, finding(variables=("layers.1.weight",)), of_gradients)
-    assert {key for values in told.values() for key in values} == {("parameter.used_grad", "layers.1.weight")}
+    held_values = held(windows, finding(variables=("layers.1.weight",)), of_gradients)
+    assert {key for values in held_values.values() for key in values} == {("parameter.used_grad", "layers.1.weight")}
     assert not any(held(windows, finding(variables=()), of_calls).values())
     assert not any(held(windows, finding(variables=()), None).values())
     assert len(held(windows, finding(variables=("layers.1.weight",)), None)[2]) > 1
@@ -247,8 +247,8 @@ def test_of_two_ranks_neither_is_right() -> None:
 
 def test_of_many_ranks_those_that_hold_the_same_share_a_row() -> None:
     by_rank = {rank: {5: {("a", "w"): rank == 40}} for rank in range(60)}
-    told, beside = agreement(by_rank, 5), of_ranks(by_rank, 5)  # type: ignore[arg-type]
-    assert told is not None and len(told.labels) == 2 and told.labels[1] == "40"
+    matrix, beside = agreement(by_rank, 5), of_ranks(by_rank, 5)  # type: ignore[arg-type]
+    assert matrix is not None and len(matrix.labels) == 2 and matrix.labels[1] == "40"
     assert beside is not None and len(beside.rows) == 2 <= MOST_LABELS
 
 
@@ -267,8 +267,8 @@ def ranks_run(folder: Path, ranks: int = 3) -> Report:
 
 
 def test_ranks_of_a_run_are_set_beside_each_other(tmp_path: Path) -> None:
-    told = ranks_run(tmp_path / "run")
-    (shown,) = exhibits(tmp_path / "run", told, learned().invariants)
+    run_report = ranks_run(tmp_path / "run")
+    (shown,) = exhibits(tmp_path / "run", run_report, learned().invariants)
     assert shown.agreement is not None and shown.agreement.labels == ("0", "1", "2") and shown.note == ""
     counts, values = shown.agreement.agreeing, shown.agreement.values
     assert counts[0][1] == values > counts[0][2] == counts[1][2] >= 0
@@ -291,7 +291,7 @@ def test_what_cannot_be_shown_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "absent" in nothing.note and nothing.histories == ()
     path = write_run(tmp_path / "run", "train.py", training(8))
     many = exhibits(path, report(*[finding()] * (MOST_SHOWN + 2)))
-    assert [bool(one.histories) for one in many] == [True] * MOST_SHOWN + [False] * 2
+    assert [bool(details.histories) for details in many] == [True] * MOST_SHOWN + [False] * 2
     (elsewhere,) = exhibits(path, report(finding(rank=7)))
     assert elsewhere.note == "the recording tells nothing of parameters in the steps around it"
     monkeypatch.setattr(module, "MOST_BYTES", 10)
@@ -318,11 +318,11 @@ def test_a_working_directory_that_is_gone_costs_the_code_only(tmp_path: Path, mo
 
 
 def test_the_command_that_mutes(tmp_path: Path) -> None:
-    told = finding(invariants=("a1", "b2"))
-    assert mute_command(told, ("my book.jsonl",), tmp_path).startswith(
+    muted_finding = finding(invariants=("a1", "b2"))
+    assert mute_command(muted_finding, ("my book.jsonl",), tmp_path).startswith(
         "traincheck mute 'my book.jsonl' a1 b2 --reason "
     )
-    assert str(tmp_path / "book.jsonl") in mute_command(told, ("a.jsonl", "b.jsonl"), tmp_path)
+    assert str(tmp_path / "book.jsonl") in mute_command(muted_finding, ("a.jsonl", "b.jsonl"), tmp_path)
     assert mute_command(finding(invariants=()), (), tmp_path) == ""
 
 

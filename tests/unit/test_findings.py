@@ -29,7 +29,7 @@ def violation(new_invariant: NewInvariant, rank: int, step: int = 1) -> Violatio
 
 
 @pytest.mark.parametrize(
-    ("failed", "held", "told"),
+    ("failed", "held", "ranks_text"),
     [
         ((1,), (0,), "on rank 1, not on rank 0"),
         ((0, 2), (1, 3), "on ranks 0, 2, not on ranks 1, 3"),
@@ -38,7 +38,7 @@ def violation(new_invariant: NewInvariant, rank: int, step: int = 1) -> Violatio
     ],
 )
 def test_a_finding_says_on_which_ranks_it_is_so(
-    new_invariant: NewInvariant, failed: tuple[int, ...], held: tuple[int, ...], told: str
+    new_invariant: NewInvariant, failed: tuple[int, ...], held: tuple[int, ...], ranks_text: str
 ) -> None:
     rule = new_invariant()
     outcomes = []
@@ -47,20 +47,20 @@ def test_a_finding_says_on_which_ranks_it_is_so(
         outcomes.append(Outcome(rank, rank, {rule.id: RuleCounts(5, len(violations))}, violations, windows=5))
     report = combine(Book((rule,)), [rule], outcomes, unobserved={}).report
     (finding,) = report.findings
-    assert finding.observed.endswith(told) if told else "on rank" not in finding.observed
+    assert finding.observed.endswith(ranks_text) if ranks_text else "on rank" not in finding.observed
     assert (finding.ranks, finding.compared) == (failed, 0)
 
 
 def test_a_finding_is_told_once(new_invariant: NewInvariant) -> None:
-    told: list[Finding] = []
-    notifier = Notifier(told.append)
+    notified: list[Finding] = []
+    notifier = Notifier(notified.append)
     first, again = violation(new_invariant, 0), violation(new_invariant, 0, step=2)
     assert (
         notifier.feed([first], [first])
         and not notifier.feed([again], [first, again])
         and not notifier.feed([], [first])
     )
-    assert [finding.step for finding in told] == [1]
+    assert [finding.step for finding in notified] == [1]
 
 
 def test_what_fails_in_every_step_is_counted_and_not_kept_without_end(
@@ -69,35 +69,40 @@ def test_what_fails_in_every_step_is_counted_and_not_kept_without_end(
     monkeypatch.setattr(engine, "MOST_IN_ALL", 250)
     of_each = Subject("torch.optim.Optimizer.step", "parameter.data")
     clauses = ((), (Clause("held", "none"),), (Clause("held", "this", negated=True),))
-    rules = [new_invariant(clauses=each, subject=of_each) for each in clauses]  # one parameter is frozen
+    # One parameter is frozen.
+    rules = [new_invariant(clauses=rule_clauses, subject=of_each) for rule_clauses in clauses]
     checker, steps = engine.Engine(rules), 3 * engine.MOST_VIOLATIONS
     for window in training(steps):
         checker.feed(window)
-    found = checker.outcome
-    kept = [sum(one.invariant == rule for one in found.violations) for rule in rules]
+    live_outcome = checker.outcome
+    kept = [sum(violation.invariant == rule for violation in live_outcome.violations) for rule in rules]
     assert max(kept) <= engine.MOST_VIOLATIONS and min(kept) >= engine.FEW and sum(kept) <= 250 + 3 * engine.FEW
-    save_outcome(tmp_path, found)
-    for outcome in (found, read_outcome(tmp_path / "live-0-0.json", Book(tuple(rules)))):
+    save_outcome(tmp_path, live_outcome)
+    for outcome in (live_outcome, read_outcome(tmp_path / "live-0-0.json", Book(tuple(rules)))):
         report = combine(Book(tuple(rules)), rules, [outcome], unobserved={}).report
         (finding,) = report.findings
         assert (finding.step, finding.last_step, finding.times) == (1, steps, steps)
 
 
-@pytest.mark.parametrize(("evidence", "told"), [(("here a call of f calls Module.forward",), True), ((), False)])
+@pytest.mark.parametrize(
+    ("evidence", "is_diagnosed"), [(("here a call of f calls Module.forward",), True), ((), False)]
+)
 def test_what_was_not_called_at_all_is_in_no_mode(
-    new_invariant: NewInvariant, evidence: tuple[str, ...], told: bool
+    new_invariant: NewInvariant, evidence: tuple[str, ...], is_diagnosed: bool
 ) -> None:
     rule = new_invariant(Property("contains call", "torch.nn.Module.forward", "training=True"))
-    found = Violation(rule, 1, 0, 0, 1, "train", 1, None, "", (), evidence=evidence)
-    assert (diagnose(found).slug == "training-in-evaluation-mode") == told
+    violation = Violation(rule, 1, 0, 0, 1, "train", 1, None, "", (), evidence=evidence)
+    assert (diagnose(violation).slug == "training-in-evaluation-mode") == is_diagnosed
 
 
 def test_a_name_in_a_module_says_more_than_a_place_in_an_optimizer(new_invariant: NewInvariant) -> None:
     def about(rule: Invariant, step: int, *variables: str) -> Violation:
         return Violation(rule, step, 0, 0, step, "train", 1, None, "", variables)
 
-    leader, place, name = (new_invariant(Property("contains call", f"f{n}"), confidence=1 - n / 10) for n in range(3))
-    violations = [about(leader, 1), about(place, 1, "SGD.param_groups[0][1]"), about(name, 2, "Net.head.weight")]
+    leader, positional, name = (
+        new_invariant(Property("contains call", f"f{n}"), confidence=1 - n / 10) for n in range(3)
+    )
+    violations = [about(leader, 1), about(positional, 1, "SGD.param_groups[0][1]"), about(name, 2, "Net.head.weight")]
     (finding,) = group(violations)
     assert finding.variables == ("Net.head.weight",)
     (finding,) = group(violations[:2])

@@ -29,10 +29,10 @@ def test_its_own_files_are_read_and_what_is_installed_is_asked(tmp_path: Path) -
     (tmp_path / "helpers" / "__init__.py").write_text("from . import aside\n")
     (tmp_path / "helpers" / "deep.py").write_text("from ..loop import run\nimport json, not_installed.part\n")
     (tmp_path / "helpers" / "aside.py").write_text("import hypothesis\n")
-    found = look(tmp_path, "train.py")
-    assert found.packages is not None
-    assert {"torch", "transformers", "not_installed", "hypothesis", "sortedcontainers"} <= found.packages
-    assert not found.packages & {"json", "loop", "helpers"} and not found.distributed
+    imports = look(tmp_path, "train.py")
+    assert imports.packages is not None
+    assert {"torch", "transformers", "not_installed", "hypothesis", "sortedcontainers"} <= imports.packages
+    assert not imports.packages & {"json", "loop", "helpers"} and not imports.distributed
 
 
 def test_modules_and_commands_are_read_where_they_have_a_file(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_a_program_may_start_ranks_itself(tmp_path: Path) -> None:
 def test_of_a_text_that_cannot_be_read_nothing_is_said(tmp_path: Path, text: str | bytes) -> None:
     (tmp_path / "train.py").write_text("import torch, other\n")
     (tmp_path / "other.py").write_bytes(text if isinstance(text, bytes) else text.encode())
-    found = look(tmp_path, "train.py")
-    assert found.packages is None and found.distributed
+    imports = look(tmp_path, "train.py")
+    assert imports.packages is None and imports.distributed
 
 
 @pytest.mark.filterwarnings("error")

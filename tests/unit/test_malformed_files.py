@@ -18,8 +18,8 @@ import pytest
 
 from malformed_files import build
 from recorded_runs import training, write_run
-from traincheck.checking.live_results import gather
-from traincheck.checking.offline import BOOK_FILE, check_folder
+from traincheck.checking.offline import check_folder
+from traincheck.checking.results import result_of_live_run
 from traincheck.checking.run_status import Watcher
 from traincheck.cli.main import main
 from traincheck.errors import (
@@ -42,6 +42,7 @@ from traincheck.testing.readable_traces import from_text
 from traincheck.trace import message_limits
 from traincheck.trace.control_file import change_control, read_control
 from traincheck.trace.folder import RunFolder
+from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.message_limits import MOST_ROWS
 from traincheck.trace.reader import follow_windows, last_step, read_windows
 from traincheck.trace.run_notes import LARGEST_JOB, Manifest, ProcessNote
@@ -95,8 +96,8 @@ def test_texts_that_unpack_to_very_much_are_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(message_limits, "LARGEST", 1 << 22)
     batch = zeros(1)
     huge = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array(["x" * (1 << 23)], pa.utf8()))
-    told = batch.set_column(2, batch.schema.field(2), huge)
-    path = bomb(tmp_path / "events-0-0.arrows", told)
+    oversized = batch.set_column(2, batch.schema.field(2), huge)
+    path = bomb(tmp_path / "events-0-0.arrows", oversized)
     with pytest.raises(TraceUnreadable, match="memory"):
         list(read_windows(path))
 
@@ -143,7 +144,7 @@ def test_a_job_of_more_ranks_than_there_can_be_is_refused(run: Path, size: int) 
     with pytest.raises(TraceUnreadable, match=r"process-0-10\.json"):
         check_folder(run, read_book(run / BOOK_FILE))
     with pytest.raises(TraceUnreadable, match=r"process-0-10\.json"):
-        gather(run, read_book(run / BOOK_FILE))
+        result_of_live_run(run, read_book(run / BOOK_FILE))
     assert any("process-0-10.json" in reason for reason in Watcher(run).look().status.unread)
 
 
@@ -176,7 +177,7 @@ def _use(run: Path) -> None:
 
     works: tuple[Callable[[], object], ...] = (
         lambda: check_folder(run, book),
-        lambda: gather(run, book),
+        lambda: result_of_live_run(run, book),
         lambda: Watcher(run).look(),
         lambda: RunFolder.open(run).jobs(),
         lambda: read_control(run),
@@ -211,13 +212,13 @@ def test_what_is_asked_of_a_run_is_not_written_through_a_link(run: Path, tmp_pat
     outside, control = tmp_path / "outside.json", run / "control.json"
     control.unlink()
     control.symlink_to(outside)
-    change_control(run, lambda told: msgspec.structs.replace(told, sample=3))
+    change_control(run, lambda control: msgspec.structs.replace(control, sample=3))
     assert not outside.exists() and read_control(run).sample == 3 and not control.is_symlink()
     lock = run / ".control.lock"
     lock.unlink(missing_ok=True)
     lock.symlink_to(outside)
     with pytest.raises(OutputError, match="lock"):
-        change_control(run, lambda told: msgspec.structs.replace(told, sample=4))
+        change_control(run, lambda control: msgspec.structs.replace(control, sample=4))
     assert not outside.exists()
 
 
@@ -253,7 +254,7 @@ def test_files_are_made_with_the_umask(
     write_json(some_report, tmp_path / "deep" / "report.json")
     render_html(some_report, (), tmp_path / "deep" / "report.html")
     write_book(Book(some_invariants), tmp_path / "deep" / "books" / "good.jsonl")
-    change_control(run, lambda told: msgspec.structs.replace(told, sample=3))
+    change_control(run, lambda control: msgspec.structs.replace(control, sample=3))
     RunFolder(run).update(ended="now")
     made = [*(tmp_path / "deep").rglob("*"), tmp_path / "deep"]
     assert len(made) > 20

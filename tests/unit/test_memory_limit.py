@@ -133,10 +133,10 @@ def test_a_gap_is_shown_where_a_relation_has_outgrown(monkeypatch: pytest.Monkey
     for index in range(12):
         (shown,) = memory.with_gaps([Window(index, index, "train")])
         shifts.append(shown.index - index)
-        names.update({f"{index}.{each}": each for each in range(8)})
+        names.update({f"{index}.{number}": number for number in range(8)})
     # First looked at with 16 entries: 64 are the most; there are 88 with the twelfth window.
     assert shifts == [0] * 11 + [1]
-    assert memory.with_gaps([replace(Window(3, 3, "train"), rank=each) for each in range(2)])[1].index == 4
+    assert memory.with_gaps([replace(Window(3, 3, "train"), rank=rank) for rank in range(2)])[1].index == 4
 
 
 @dataclass

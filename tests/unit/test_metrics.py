@@ -60,20 +60,20 @@ def numbers(text: str) -> dict[str, float]:
 
 @pytest.fixture
 def exporter() -> Iterator[Prometheus]:
-    found = Prometheus("127.0.0.1", 0)
-    yield found
-    found.close()
+    prometheus = Prometheus("127.0.0.1", 0)
+    yield prometheus
+    prometheus.close()
 
 
 def test_the_page_tells_how_the_run_fares(exporter: Prometheus) -> None:
     assert numbers(page(exporter.address)) == {}  # before the first look
     exporter.look([], STATUS)
-    told = numbers(page(exporter.address))
-    assert EXPECTED.items() <= told.items()
-    assert told['traincheck_run_info{folder="runs/today",mode="run",script="train.py"}'] == 1.0
+    values = numbers(page(exporter.address))
+    assert EXPECTED.items() <= values.items()
+    assert values['traincheck_run_info{folder="runs/today",mode="run",script="train.py"}'] == 1.0
     exporter.look([], replace(STATUS, state=ENDED, ranks=(replace(RANK, steps_per_second=None, cost=None),)))
-    told = numbers(page(exporter.address))
-    assert told["traincheck_run_over"] == 1.0 and not any("cost" in name for name in told)
+    values = numbers(page(exporter.address))
+    assert values["traincheck_run_over"] == 1.0 and not any("cost" in name for name in values)
 
 
 def test_the_page_is_for_those_who_show_the_token() -> None:
@@ -98,8 +98,8 @@ def test_who_connects_and_says_nothing_hinders_nobody(exporter: Prometheus) -> N
         connection.close()
 
 
-def config(**said: str) -> Config:
-    return load(said, {}, Path("/"))
+def config(**options: str) -> Config:
+    return load(options, {}, Path("/"))
 
 
 def test_what_can_be_said_wrong_about_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_what_can_be_said_wrong_about_metrics(monkeypatch: pytest.MonkeyPatch) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         in_use = str(taken.getsockname()[1])
-        for said, words in (
+        for options, words in (
             (
                 {"metrics": ("http",)},
                 "--metrics was given 'http'; expected PORT or HOST:PORT with a port from 0 to 65535",
@@ -122,7 +122,7 @@ def test_what_can_be_said_wrong_about_metrics(monkeypatch: pytest.MonkeyPatch) -
             ({"metrics": ("ftp://localhost:4318",)}, "--metrics was given .*begins with http"),
         ):
             with pytest.raises(BadOption, match=words):
-                monitoring.receivers(config(**said))
+                monitoring.receivers(config(**options))
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtra, match=r"prometheus-client.*pip install 'traincheck\[metrics\]'"):
         monitoring.receivers(config(metrics=("0",)))
@@ -134,8 +134,8 @@ def test_what_can_be_said_wrong_about_metrics(monkeypatch: pytest.MonkeyPatch) -
 def test_other_hosts_may_ask_with_a_token(capsys: pytest.CaptureFixture[str]) -> None:
     (exporter,) = monitoring.receivers(config(metrics=("0.0.0.0:0",), metrics_token="s3cret"))
     exporter.close()
-    told = capsys.readouterr().err
-    assert "metrics at http://0.0.0.0:" in told and "s3cret" not in told
+    stderr = capsys.readouterr().err
+    assert "metrics at http://0.0.0.0:" in stderr and "s3cret" not in stderr
     assert is_loopback("localhost") and is_loopback("127.8.9.1") and not is_loopback("0.0.0.0")
 
 
@@ -151,44 +151,45 @@ def decoded(body: bytes) -> dict[str, Any]:
 
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-    told = ExportMetricsServiceRequest.FromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
-    found: dict[str, Any] = {}
-    for resource in told.resource_metrics:
-        found["service"] = {one.key: one.value.string_value for one in resource.resource.attributes}["service.name"]
+    request = ExportMetricsServiceRequest.FromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
+    values: dict[str, Any] = {}
+    for resource in request.resource_metrics:
+        attributes = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
+        values["service"] = attributes["service.name"]
         for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
             for point in (metric.sum if metric.HasField("sum") else metric.gauge).data_points:
-                labels = {one.key: one.value.string_value for one in point.attributes}
+                labels = {attribute.key: attribute.value.string_value for attribute in point.attributes}
                 assert labels.pop("traincheck.script") == "train.py" and labels.pop("traincheck.folder")
                 kind = "sum" if metric.HasField("sum") else "gauge"
-                found[f"{metric.name} {kind} {json.dumps(labels)}"] = point.as_double or point.as_int
-    return found
+                values[f"{metric.name} {kind} {json.dumps(labels)}"] = point.as_double or point.as_int
+    return values
 
 
 def test_a_collector_gets_the_numbers() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with receiving("/v1/metrics", decoded) as receiver:
-        otlp = Otlp(receiver.url.removesuffix("/v1/metrics"), said.append, every=0.1)
+        otlp = Otlp(receiver.url.removesuffix("/v1/metrics"), messages.append, every=0.1)
         otlp.look([], STATUS)
         wait_for(lambda: receiver.taken and len(receiver.taken[-1]) > 1)
-        told = receiver.taken[-1]
+        values = receiver.taken[-1]
         otlp.look([], replace(STATUS, errors=3, state=ENDED))
         otlp.close()
         assert receiver.taken[-1]['traincheck.findings gauge {"severity": "error"}'] == 3.0  # the last word
-    assert told["service"] == "traincheck"
-    assert told['traincheck.steps sum {"rank": "1"}'] == 11.0
-    assert told['traincheck.findings gauge {"severity": "error"}'] == 2.0
-    assert told['traincheck.cost_ratio gauge {"rank": "0"}'] == 0.25
-    assert told["traincheck.rules_checked gauge {}"] == 4.0
-    assert said == []
+    assert values["service"] == "traincheck"
+    assert values['traincheck.steps sum {"rank": "1"}'] == 11.0
+    assert values['traincheck.findings gauge {"severity": "error"}'] == 2.0
+    assert values['traincheck.cost_ratio gauge {"rank": "0"}'] == 0.25
+    assert values["traincheck.rules_checked gauge {}"] == 4.0
+    assert messages == []
 
 
 def test_a_collector_that_is_not_there_is_told_once() -> None:
-    said: list[str] = []
-    otlp = Otlp(f"http://127.0.0.1:{free_port()}/s3cret", said.append, every=0.05)
+    messages: list[str] = []
+    otlp = Otlp(f"http://127.0.0.1:{free_port()}/s3cret", messages.append, every=0.05)
     otlp.look([], STATUS)
-    wait_for(lambda: said)
+    wait_for(lambda: messages)
     otlp.close()
-    assert len(said) == 1 and "sent to http://127.0.0.1 (Connection refused)" in said[0]
+    assert len(messages) == 1 and "sent to http://127.0.0.1 (Connection refused)" in messages[0]
 
 
 @pytest.mark.slow
@@ -220,10 +221,10 @@ scrape_configs:
     def value(query: str) -> float | None:
         address = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
         try:
-            found = json.loads(page(address))["data"]["result"]
+            result = json.loads(page(address))["data"]["result"]
         except OSError:  # it is starting
             return None
-        return float(found[0]["value"][1]) if len(found) == 1 else None
+        return float(result[0]["value"][1]) if len(result) == 1 else None
 
     try:
         wait_for(lambda: value('up{job="training"}') == 1.0)

@@ -32,7 +32,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-class Told:
+class StageLog:
     def __init__(self) -> None:
         self.faults: list[tuple[str, str]] = []
         self.windows: list[int] = []
@@ -40,47 +40,47 @@ class Told:
     def fault(self, name: str, error: BaseException) -> None:
         self.faults.append((name, type(error).__name__))
 
-    def take(self, one: Window) -> None:
-        self.windows.append(one.index)
+    def take(self, window: Window) -> None:
+        self.windows.append(window.index)
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def log() -> StageLog:
+    return StageLog()
 
 
 @pytest.mark.parametrize("error", [LookupError, MemoryError, RecursionError, KeyboardInterrupt, SystemExit])
-def test_a_stage_that_fails_is_told_once_and_the_others_go_on(error: type[BaseException], told: Told) -> None:
-    def fails(one: Window) -> None:
+def test_a_stage_that_fails_is_told_once_and_the_others_go_on(error: type[BaseException], log: StageLog) -> None:
+    def fails(window: Window) -> None:
         raise error("a fault of ours")
 
-    pipeline = Pipeline([("broken", fails), ("good", told.take)], told.fault)
+    pipeline = Pipeline([("broken", fails), ("good", log.take)], log.fault)
     pipeline.start()
     for index in range(5):
         pipeline.put(window(index))
     assert pipeline.close() == ""
-    assert told.windows == list(range(5))
-    assert told.faults == [("broken", error.__name__)]
+    assert log.windows == list(range(5))
+    assert log.faults == [("broken", error.__name__)]
 
 
-def test_telling_of_a_fault_may_fail_too(told: Told) -> None:
+def test_telling_of_a_fault_may_fail_too(log: StageLog) -> None:
     def fails(*_: object) -> None:
         raise MemoryError
 
-    pipeline = Pipeline([("broken", fails), ("good", told.take)], fails)
+    pipeline = Pipeline([("broken", fails), ("good", log.take)], fails)
     pipeline.start()
     pipeline.put(window(0))
     assert pipeline.close() == ""
-    assert told.windows == [0]
+    assert log.windows == [0]
 
 
 def test_a_hanging_stage_keeps_nobody_waiting_and_memory_is_bounded(
-    told: Told, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    log: StageLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pipelines, "STILL_SECONDS", 0.3)
     monkeypatch.setattr(pipelines, "PATIENCE", 0.1)
     over = threading.Event()
-    pipeline = Pipeline([("hanging", lambda one: over.wait(60)), ("good", told.take)], told.fault)
+    pipeline = Pipeline([("hanging", lambda window: over.wait(60)), ("good", log.take)], log.fault)
     pipeline.start()
     for index in range(3 * MOST_WAITING):
         pipeline.put(window(index))
@@ -91,9 +91,9 @@ def test_a_hanging_stage_keeps_nobody_waiting_and_memory_is_bounded(
     over.set()
 
 
-def test_windows_that_wait_are_bounded_in_memory_as_well(told: Told) -> None:
+def test_windows_that_wait_are_bounded_in_memory_as_well(log: StageLog) -> None:
     over = threading.Event()
-    pipeline = Pipeline([("slow", lambda one: over.wait(60)), ("good", told.take)], told.fault)
+    pipeline = Pipeline([("slow", lambda window: over.wait(60)), ("good", log.take)], log.fault)
     pipeline.start()
     half = MOST_BYTES // BYTES_OF_AN_EVENT // 2 + 1
     readings = (READING,) * half
@@ -102,78 +102,78 @@ def test_windows_that_wait_are_bounded_in_memory_as_well(told: Told) -> None:
     assert pipeline.dropped == 3
     over.set()
     assert pipeline.close() == ""
-    pipeline = Pipeline([("good", told.take)], told.fault)
+    pipeline = Pipeline([("good", log.take)], log.fault)
     pipeline.put(Window(9, 9, "train", readings=readings * 3))  # one that is too large by itself is not lost
     pipeline.close()
-    assert told.windows == [0, 9]
+    assert log.windows == [0, 9]
 
 
-def test_windows_that_come_fast_are_worked_off_in_rows(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_that_come_fast_are_worked_off_in_rows(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1.0)
     monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 2)
     at: list[float] = []
-    pipeline = Pipeline([("good", lambda one: (told.take(one), at.append(time.monotonic())))], told.fault)
+    pipeline = Pipeline([("good", lambda window: (log.take(window), at.append(time.monotonic())))], log.fault)
     for index in range(2):  # the first ones are not kept waiting
         pipeline.put(window(index))
-        until(lambda index=index: len(told.windows) == index + 1)  # type: ignore[misc]
+        until(lambda index=index: len(log.windows) == index + 1)  # type: ignore[misc]
     for index in range(2, 7):
         pipeline.put(window(index))
-    until(lambda: len(told.windows) == 7)
-    assert told.windows == list(range(7))
+    until(lambda: len(log.windows) == 7)
+    assert log.windows == list(range(7))
     assert at[1] - at[0] < 0.5
     assert at[2] - at[1] > 0.5
     assert at[6] - at[2] < 0.5
     pipeline.close()
 
 
-def that_waits(told: Told, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+def that_waits(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     """A pipeline that has taken one window; the row after it is due in a quarter of an hour."""
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
     monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 0)
-    pipeline = Pipeline([("good", told.take)], told.fault)
+    pipeline = Pipeline([("good", log.take)], log.fault)
     pipeline.put(window(0))
-    until(lambda: told.windows == [0])
+    until(lambda: log.windows == [0])
     return pipeline
 
 
 @pytest.mark.parametrize("events, windows", [(0, pipelines.MOST_TOGETHER + 1), (200_000, 2)])
 def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
-    events: int, windows: int, told: Told, monkeypatch: pytest.MonkeyPatch
+    events: int, windows: int, log: StageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = that_waits(told, monkeypatch)
+    pipeline = that_waits(log, monkeypatch)
     for index in range(windows):
         pipeline.put(window(index, events))
-    until(lambda: len(told.windows) > windows // 2)
+    until(lambda: len(log.windows) > windows // 2)
     pipeline.close()
 
 
-def test_no_window_waits_where_what_is_found_is_to_be_heeded(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_window_waits_where_what_is_found_is_to_be_heeded(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
     monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 0)
-    pipeline = Pipeline([("good", told.take)], told.fault, promptly=True)
+    pipeline = Pipeline([("good", log.take)], log.fault, promptly=True)
     for index in range(3):
         pipeline.put(window(index))
-        until(lambda index=index: len(told.windows) == index + 1)  # type: ignore[misc]
+        until(lambda index=index: len(log.windows) == index + 1)  # type: ignore[misc]
     pipeline.close()
 
 
-@pytest.mark.parametrize("ends", [Pipeline.close, Pipeline.rest, lambda one: one.say("a word")])
+@pytest.mark.parametrize("ends", [Pipeline.close, Pipeline.rest, lambda pipeline: pipeline.say("a word")])
 def test_nobody_waits_for_a_row_at_the_end_at_a_fork_or_for_a_word(
-    ends: Callable[[Pipeline], object], told: Told, monkeypatch: pytest.MonkeyPatch
+    ends: Callable[[Pipeline], object], log: StageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = that_waits(told, monkeypatch)
+    pipeline = that_waits(log, monkeypatch)
     pipeline.put(window(1))
     began = time.monotonic()
     ends(pipeline)
-    until(lambda: told.windows == [0, 1])
+    until(lambda: log.windows == [0, 1])
     assert time.monotonic() - began < 60
     pipeline.close()
-    assert told.windows == [0, 1]
+    assert log.windows == [0, 1]
 
 
-def test_an_interrupt_ends_the_waiting_at_once(told: Told) -> None:
+def test_an_interrupt_ends_the_waiting_at_once(log: StageLog) -> None:
     over = threading.Event()
-    pipeline = Pipeline([("hanging", lambda one: over.wait(60))], told.fault)
+    pipeline = Pipeline([("hanging", lambda window: over.wait(60))], log.fault)
     pipeline.put(window(0))
     background(lambda: (time.sleep(0.2), os.kill(os.getpid(), signal.SIGINT)), "traincheck-test")
     with pytest.raises(KeyboardInterrupt):
@@ -181,37 +181,37 @@ def test_an_interrupt_ends_the_waiting_at_once(told: Told) -> None:
     over.set()
 
 
-def test_what_is_last_is_done_after_all_windows_each_by_itself(told: Told) -> None:
+def test_what_is_last_is_done_after_all_windows_each_by_itself(log: StageLog) -> None:
     def fails() -> None:
         raise OSError("no space left")
 
     order: list[str] = []
-    last = [("trace", fails), ("note", lambda: order.append(f"after {len(told.windows)}"))]
-    pipeline = Pipeline([("good", told.take)], told.fault, last=last)
+    last = [("trace", fails), ("note", lambda: order.append(f"after {len(log.windows)}"))]
+    pipeline = Pipeline([("good", log.take)], log.fault, last=last)
     for index in range(50):
         pipeline.put(window(index))
     assert pipeline.close() == ""
-    assert order == ["after 50"] and told.faults == [("trace", "OSError")]
+    assert order == ["after 50"] and log.faults == [("trace", "OSError")]
 
 
-def test_no_thread_of_ours_is_there_in_a_fork(told: Told) -> None:
-    pipeline = Pipeline([("good", told.take)], told.fault)
+def test_no_thread_of_ours_is_there_in_a_fork(log: StageLog) -> None:
+    pipeline = Pipeline([("good", log.take)], log.fault)
     pipeline.start()
     pipeline.put(window(0))
     pipeline.rest()
-    assert told.windows == [0]
+    assert log.windows == [0]
     assert not [thread for thread in threading.enumerate() if thread.name == "traincheck"]
     pipeline.put(window(1))  # which starts it again
     assert pipeline.close() == ""
-    assert told.windows == [0, 1]
+    assert log.windows == [0, 1]
 
 
 def test_a_fork_does_not_wait_for_a_stage_that_hangs_more_than_once(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    log: StageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "FORK_SECONDS", 0.2)
     over = threading.Event()
-    pipeline = Pipeline([("hanging", lambda one: over.wait(60)), ("good", told.take)], told.fault)
+    pipeline = Pipeline([("hanging", lambda window: over.wait(60)), ("good", log.take)], log.fault)
     pipeline.put(window(0))
     pipeline.rest()
     began = time.monotonic()
@@ -219,22 +219,22 @@ def test_a_fork_does_not_wait_for_a_stage_that_hangs_more_than_once(
         pipeline.rest()
     assert time.monotonic() - began < 60
     over.set()
-    assert pipeline.close() == "" and told.windows == [0]
+    assert pipeline.close() == "" and log.windows == [0]
 
 
-def test_there_may_be_no_more_threads(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_may_be_no_more_threads(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    pipeline = Pipeline([("good", told.take)], told.fault)
+    pipeline = Pipeline([("good", log.take)], log.fault)
     monkeypatch.setattr(pipelines, "background", refuses)
     pipeline.put(window(0))
     monkeypatch.undo()
     pipeline.put(window(1))
-    assert pipeline.close() == "" and told.windows == [0, 1]
+    assert pipeline.close() == "" and log.windows == [0, 1]
 
 
-def test_something_is_done_while_no_window_comes(told: Told) -> None:
+def test_something_is_done_while_no_window_comes(log: StageLog) -> None:
     class Idle:
         beats = 0
 
@@ -247,17 +247,17 @@ def test_something_is_done_while_no_window_comes(told: Told) -> None:
                 raise LookupError
 
     idle = Idle()
-    pipeline = Pipeline([("good", told.take)], told.fault, idle)
+    pipeline = Pipeline([("good", log.take)], log.fault, idle)
     pipeline.start()
     until(lambda: idle.beats == 3)
     pipeline.put(window(0))
     assert pipeline.close() == ""
-    assert told.faults == [("idle", "LookupError")] and idle.beats == 3
+    assert log.faults == [("idle", "LookupError")] and idle.beats == 3
 
 
-def test_a_signal_handler_may_hand_over_windows_in_the_midst_of_that(told: Told) -> None:
+def test_a_signal_handler_may_hand_over_windows_in_the_midst_of_that(log: StageLog) -> None:
     """As where it evaluates: nothing here takes a lock that this thread may hold already."""
-    pipeline = Pipeline([("good", told.take)], told.fault)
+    pipeline = Pipeline([("good", log.take)], log.fault)
     indices = iter(range(10**9))
     before = signal.signal(signal.SIGALRM, lambda *_: pipeline.put(window(next(indices))))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -267,7 +267,7 @@ def test_a_signal_handler_may_hand_over_windows_in_the_midst_of_that(told: Told)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
     assert pipeline.close() == ""
-    assert len(told.windows) == len(set(told.windows)) == pipeline.closed - pipeline.dropped
+    assert len(log.windows) == len(set(log.windows)) == pipeline.closed - pipeline.dropped
 
 
 def test_our_threads_take_none_of_the_programs_signals() -> None:

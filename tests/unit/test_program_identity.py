@@ -22,23 +22,23 @@ WORDS = st.sets(st.text(max_size=6), max_size=60)
 
 
 @given(WORDS, WORDS)
-def test_the_similarity_of_small_sets_is_their_jaccard_index(one: set[str], other: set[str]) -> None:
-    expected = len(one & other) / len(one | other) if one | other else 1.0
-    assert jaccard(sketch(one), sketch(other)) == pytest.approx(expected)
-    assert jaccard(sketch(one), sketch(other)) == jaccard(sketch(other), sketch(one))
+def test_the_similarity_of_small_sets_is_their_jaccard_index(first: set[str], second: set[str]) -> None:
+    expected = len(first & second) / len(first | second) if first | second else 1.0
+    assert jaccard(sketch(first), sketch(second)) == pytest.approx(expected)
+    assert jaccard(sketch(first), sketch(second)) == jaccard(sketch(second), sketch(first))
 
 
 def test_the_similarity_of_large_sets_is_estimated() -> None:
-    one, other = {f"a{number}" for number in range(3000)}, {f"a{number}" for number in range(1000, 4000)}
-    assert len(sketch(one)) == 8 * SKETCH_SIZE
-    assert jaccard(sketch(one), sketch(other)) == pytest.approx(0.5, abs=4 * 0.044)
+    first, second = {f"a{number}" for number in range(3000)}, {f"a{number}" for number in range(1000, 4000)}
+    assert len(sketch(first)) == 8 * SKETCH_SIZE
+    assert jaccard(sketch(first), sketch(second)) == pytest.approx(0.5, abs=4 * 0.044)
 
 
 @given(st.text("abc:._-m 0", max_size=12), WORDS, WORDS)
 def test_an_identity_is_read_as_it_was_written(main: str, entry: set[str], modules: set[str]) -> None:
     identity = ProgramIdentity.of_features(main, entry, modules)
-    found = ProgramIdentity.parse(str(identity))
-    assert found == identity or not (identity.main or identity.entry)
+    parsed = ProgramIdentity.parse(str(identity))
+    assert parsed == identity or not (identity.main or identity.entry)
     assert everything(str(identity)) == str(identity) or main  # a sketch is never taken for a secret
 
 
@@ -63,9 +63,9 @@ def test_examples_are_told_apart_and_their_edits_are_not(tmp_path: Path) -> None
     """The measured distance: different examples have a third of the threshold in common, edits far more than it."""
     scripts = sorted(EXAMPLES.glob("*.py"))
     assert len(scripts) > 20
-    known = {script: of(script) for script in scripts}
-    for one, other in itertools.combinations(scripts, 2):
-        assert known[one].similarity(known[other]) < SAME / 2, (one, other)
+    identities = {script: of(script) for script in scripts}
+    for first, second in itertools.combinations(scripts, 2):
+        assert identities[first].similarity(identities[second]) < SAME / 2, (first, second)
     for script in scripts:
         text = script.read_text()
         edited = re.sub(r"\b\d+\b", "3", text).replace("optimizer.zero_grad()", "pass") + "\nprint('done')\n"
@@ -73,7 +73,9 @@ def test_examples_are_told_apart_and_their_edits_are_not(tmp_path: Path) -> None
             compile(edited, "edited", "exec")
         except SyntaxError:
             continue  # a number inside a text that is parsed
-        assert of(written(tmp_path / script.stem, other=edited) / "other.py").similarity(known[script]) > 0.9, script
+        assert of(written(tmp_path / script.stem, other=edited) / "other.py").similarity(identities[script]) > 0.9, (
+            script
+        )
 
 
 MODEL = "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        self.a = nn.Linear(2, 2)\n"
@@ -107,9 +109,9 @@ def test_scripts_that_share_a_model_are_different_programs(tmp_path: Path) -> No
 
 def test_equal_thin_scripts_with_other_modules_are_different_programs(tmp_path: Path) -> None:
     other = "import numpy\nclass Tree:\n    def fit(self, rows):\n        self.root = numpy.sort(rows)\nNet = Tree\n"
-    one = written(tmp_path / "one", model=MODEL, train=TRAIN)
-    two = written(tmp_path / "two", model=other, train=TRAIN)
-    assert of(one / "train.py").same_as(of(two / "train.py")) is False
+    first = written(tmp_path / "one", model=MODEL, train=TRAIN)
+    second = written(tmp_path / "two", model=other, train=TRAIN)
+    assert of(first / "train.py").same_as(of(second / "train.py")) is False
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,8 @@ def test_launchers_make_no_difference(words: tuple[str, ...], tmp_path: Path, mo
     (tmp_path / "other.py").write_text("")
     monkeypatch.chdir(tmp_path)
     target = Target.parse(words)
-    found = entry_of(target, tmp_path)
-    assert found is not None and found[1] == tmp_path / "pkg" / "train.py" and found[0] in ("train", "pkg.train")
+    entry = entry_of(target, tmp_path)
+    assert entry is not None and entry[1] == tmp_path / "pkg" / "train.py" and entry[0] in ("train", "pkg.train")
     assert identity_of(target, tmp_path).same_as(of(tmp_path / "pkg" / "train.py")) is True
 
 

@@ -39,7 +39,7 @@ class Rank:
 
     def __init__(self, rank: int, size: int, folder: str, rules: list[Invariant]) -> None:
         self.decided = threading.Event()
-        self.told: list[Finding] = []
+        self.findings: list[Finding] = []
         self.stops: list[StopAsked] = []
         self.faults: list[BaseException] = []
         self.exchange = RankClient(
@@ -48,7 +48,7 @@ class Rank:
             rules,
             EVERYTHING,
             on_decided=self.decided.set,
-            on_finding=self.told.append,
+            on_finding=self.findings.append,
             on_stop=self.stops.append,
             on_fault=lambda _, error: self.faults.append(error),
         )
@@ -64,14 +64,14 @@ class Rank:
     @property
     def steps(self) -> int:
         """How far ranks were compared, on the first one."""
-        found = self.exchange.compared()
-        return 0 if found is None else found.outcome.steps
+        comparison = self.exchange.compared()
+        return 0 if comparison is None else comparison.outcome.steps
 
     @property
     def compared(self) -> RankComparison:
-        found = self.exchange.compared()
-        assert found is not None
-        return found
+        comparison = self.exchange.compared()
+        assert comparison is not None
+        return comparison
 
 
 Begin = Callable[..., list[Rank]]
@@ -103,9 +103,9 @@ def begin(
     begun: list[Rank] = []
 
     def start(folders: Sequence[str], size: int = 0, rules: list[Invariant] = rules) -> list[Rank]:
-        found = [Rank(rank, size or len(folders), folder, rules) for rank, folder in enumerate(folders)]
-        begun.extend(found)
-        return found
+        ranks = [Rank(rank, size or len(folders), folder, rules) for rank, folder in enumerate(folders)]
+        begun.extend(ranks)
+        return ranks
 
     yield start
     for rank in begun:
@@ -118,10 +118,10 @@ def test_ranks_find_each_other_and_what_differs(begin: Begin, size: int) -> None
     ranks = begin([""] * size)
     for number, rank in enumerate(ranks):
         rank.tell(updates(number, differs_from=10 if number == size - 1 else 0))
-    wait_for(lambda: ranks[0].told and ranks[0].steps == STEPS)
+    wait_for(lambda: ranks[0].findings and ranks[0].steps == STEPS)
     for rank in reversed(ranks):
         rank.exchange.close()
-    assert [finding.step for finding in ranks[0].told] == [10]
+    assert [finding.step for finding in ranks[0].findings] == [10]
     assert ranks[0].compared.not_compared == () and ranks[0].compared.job == "job"
     assert [rank.exchange.compared() for rank in ranks[1:]] == [None] * (size - 1)
     assert all(rank.faults == [] and rank.decided.is_set() and rank.exchange.dropped == 0 for rank in ranks)
@@ -243,9 +243,9 @@ def test_a_rank_that_lags_holds_up_nobody_at_the_end(begin: Begin, monkeypatch: 
     other.tell(updates(1, 3))
     first.tell(updates(0, 100))
     wait_for(lambda: first.steps == 3)
-    found = first.exchange.close()
-    assert first.over and found is not None
-    assert found.not_compared == ("ranks were compared up to step 3 only: rank 1 sent nothing more in time",)
+    comparison = first.exchange.close()
+    assert first.over and comparison is not None
+    assert comparison.not_compared == ("ranks were compared up to step 3 only: rank 1 sent nothing more in time",)
 
 
 def test_what_asks_to_stop_reaches_all(begin: Begin) -> None:
@@ -261,7 +261,7 @@ def test_what_asks_to_stop_reaches_all(begin: Begin) -> None:
 def with_number(window: Window, value: int) -> Window:
     """The window, with something that is told as it is."""
     reading = Reading(5, window.calls[0].seq, "SGD", "optimizer_state", "step", value)
-    readings = sorted([*window.readings, reading], key=lambda one: one.seq)
+    readings = sorted([*window.readings, reading], key=lambda item: item.seq)
     return replace(window, readings=tuple(readings))
 
 
@@ -271,9 +271,9 @@ def test_a_window_that_cannot_be_written_is_left_out_alone(begin: Begin) -> None
     other.tell(
         [with_number(window, 2**70 if window.step == 4 else window.step) for window in updates(1, differs_from=10)]
     )
-    wait_for(lambda: first.told)
+    wait_for(lambda: first.findings)
     wait_for(lambda: first.steps == STEPS)
-    assert other.exchange.dropped == 1 and other.faults == [] and first.told[0].step == 10
+    assert other.exchange.dropped == 1 and other.faults == [] and first.findings[0].step == 10
 
 
 def test_a_fault_in_answering_is_told_once_and_waited_for_by_nobody(
@@ -311,7 +311,7 @@ def test_the_port_is_open_where_the_job_finds_the_first_rank_and_nowhere_else() 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "payload",
     [
         b"",
         b"\xff" * 64,
@@ -320,13 +320,13 @@ def test_the_port_is_open_where_the_job_finds_the_first_rank_and_nowhere_else() 
         b"\x00\x00\x03\xff" + b"\x91" * 1023,
     ],
 )
-def test_a_stranger_is_sent_away_whatever_it_says(said: bytes) -> None:
+def test_a_stranger_is_sent_away_whatever_it_says(payload: bytes) -> None:
     """Among others by what claims to be longer than a greeting, and by lists in lists."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
     with theirs:
-        theirs.sendall(said)
+        theirs.sendall(payload)
         theirs.shutdown(socket.SHUT_WR)
         line = Connection(ours)
         with pytest.raises(OSError):

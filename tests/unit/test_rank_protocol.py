@@ -75,49 +75,49 @@ messages = st.one_of(
 
 def _connected() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname(), 10)
-        other, _ = listener.accept()
-    other.settimeout(10)
-    return one, other
+        client = socket.create_connection(listener.getsockname(), 10)
+        server, _ = listener.accept()
+    server.settimeout(10)
+    return client, server
 
 
 @pytest.fixture
 def wire() -> Iterator[tuple[socket.socket, Connection]]:
     """The bare end of somebody else, and a line of ours."""
-    one, other = _connected()
-    line = Connection(other)
-    yield one, line
-    one.close()
+    client, server = _connected()
+    line = Connection(server)
+    yield client, line
+    client.close()
     line.close()
 
 
 @settings(max_examples=40)
 @given(st.lists(messages, max_size=3))
 def test_messages_arrive_as_they_were_sent(sent: list[Message]) -> None:
-    one, other = (Connection(end) for end in _connected())
+    sender, receiver = (Connection(end) for end in _connected())
     for message in sent:
         if isinstance(message, WindowDigest):
             assert message.window.by_seq is not None  # what a window remembers of itself is not sent
-        one.send(message)
-    found = [other.receive() for _ in sent]
-    one.close()
-    other.close()
-    assert repr(found) == repr(sent)  # by repr, which tells 1 from True and 1.0
+        sender.send(message)
+    received = [receiver.receive() for _ in sent]
+    sender.close()
+    receiver.close()
+    assert repr(received) == repr(sent)  # by repr, which tells 1 from True and 1.0
 
 
 def test_long_messages_arrive_whole_from_several_threads() -> None:
-    one, other = (Connection(end) for end in _connected())
+    sender, receiver = (Connection(end) for end in _connected())
     long = [WindowDigest(Window(index, index, "x" * 3_000_000)) for index in range(4)]
-    threads = [threading.Thread(target=one.send, args=(message,), daemon=True) for message in long]
+    threads = [threading.Thread(target=sender.send, args=(message,), daemon=True) for message in long]
     for thread in threads:
         thread.start()
-    found = [other.receive() for _ in long]
-    assert sorted(map(repr, found)) == sorted(map(repr, long))
+    received = [receiver.receive() for _ in long]
+    assert sorted(map(repr, received)) == sorted(map(repr, long))
     for thread in threads:
         thread.join(30)
-    assert one.sent == 4 and one.bytes_sent > 4 * 3_000_000
-    one.close()
-    other.close()
+    assert sender.sent == 4 and sender.bytes_sent > 4 * 3_000_000
+    sender.close()
+    receiver.close()
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_a_message_in_time_leaves_the_line_as_it_was(wire: tuple[socket.socket, 
     assert line.receive(seconds=10) == WindowRequest(7) and line._connection.gettimeout() is None
 
 
-@pytest.mark.parametrize("said", [b"", b"\0\0", struct.pack("!I", 5) + b"abc"], ids=["nothing", "a bit", "half"])
-def test_an_end_that_is_gone_is_noticed(wire: tuple[socket.socket, Connection], said: bytes) -> None:
+@pytest.mark.parametrize("payload", [b"", b"\0\0", struct.pack("!I", 5) + b"abc"], ids=["nothing", "a bit", "half"])
+def test_an_end_that_is_gone_is_noticed(wire: tuple[socket.socket, Connection], payload: bytes) -> None:
     bare, line = wire
-    bare.sendall(said)
+    bare.sendall(payload)
     bare.close()
     with pytest.raises(OSError):
         line.receive()

@@ -37,19 +37,19 @@ class First:
     """The first rank of a job, and the others as a test plays them."""
 
     def __init__(self, size: int, rules: Sequence[Invariant]) -> None:
-        self.told: list[Finding] = []
+        self.findings: list[Finding] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
-        self.rank = RankServer(RankInfo(0, size, "job"), rules, self.told.append, self.listener, WORD)
+        self.rank = RankServer(RankInfo(0, size, "job"), rules, self.findings.append, self.listener, WORD)
         self.peers: list[Peer] = []
 
     def peer(self, rank: int, answers: Callable[[int], Window | None] | None = None) -> Peer:
         self.peers.append(Peer(rank, self.port, WORD, answers))
         return self.peers[-1]
 
-    def stranger(self, said: bytes) -> socket.socket:
+    def stranger(self, payload: bytes) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), 10)
-        connection.sendall(said)
+        connection.sendall(payload)
         return connection
 
     def tell(self, windows: Sequence[Window]) -> None:
@@ -86,25 +86,25 @@ def framed(message: object) -> bytes:
     return struct.pack("!I", len(body)) + body
 
 
-@pytest.mark.parametrize("apart", [0, 10], ids=["alike", "apart"])
+@pytest.mark.parametrize("since", [0, 10], ids=["alike", "apart"])
 def test_it_finds_what_the_files_show(
-    tmp_path: Path, rules: list[Invariant], job: Callable[[int], First], apart: int
+    tmp_path: Path, rules: list[Invariant], job: Callable[[int], First], since: int
 ) -> None:
-    windows = {0: updates(0), 1: updates(1), 2: updates(2, differs_from=apart)}
+    windows = {0: updates(0), 1: updates(1), 2: updates(2, differs_from=since)}
     first = job(3)
     for rank in (2, 1):
         first.peer(rank, windows[rank].__getitem__).tell(windows[rank], end=True)
     first.tell(windows[0])
     by_files = recorded(tmp_path, windows, rules)
     wait_for(lambda: first.rank.ranks.steps == STEPS)
-    found = first.close()
-    assert seen(found) == seen(by_files) and bool(seen(found)) == bool(apart)
-    assert found.outcome.tried == by_files.outcome.tried
-    assert found.not_compared == by_files.not_compared == ()
-    assert [finding.step for finding in first.told] == ([apart] if apart else [])
-    assert not apart or first.told[0].ranks == (2,)
-    asked = [message for peer in first.peers for message in peer.heard if isinstance(message, WindowRequest)]
-    assert bool(asked) == bool(apart), "only what differs is asked for"
+    comparison = first.close()
+    assert seen(comparison) == seen(by_files) and bool(seen(comparison)) == bool(since)
+    assert comparison.outcome.tried == by_files.outcome.tried
+    assert comparison.not_compared == by_files.not_compared == ()
+    assert [finding.step for finding in first.findings] == ([since] if since else [])
+    assert not since or first.findings[0].ranks == (2,)
+    requests = [message for peer in first.peers for message in peer.heard if isinstance(message, WindowRequest)]
+    assert bool(requests) == bool(since), "only what differs is asked for"
     wait_for(lambda: all(peer.heard[-1:] == [Ended()] for peer in first.peers))
 
 
@@ -117,9 +117,9 @@ def test_a_peer_that_dies_is_told_and_holds_up_nobody(job: Callable[[int], First
     going_on.tell(updates(2, 300), end=True)
     first.tell(updates(0, 300))
     wait_for(lambda: Ended() in going_on.heard)
-    found = first.close()
-    assert found.outcome.steps == 5
-    assert found.not_compared == (
+    comparison = first.close()
+    assert comparison.outcome.steps == 5
+    assert comparison.not_compared == (
         "ranks of job job were compared up to step 5: rank 1 recorded no more, others went on",
     )
 
@@ -154,7 +154,7 @@ def test_strangers_are_let_go_of_and_harm_nobody(
 ) -> None:
     monkeypatch.setattr(rank_server, "GREETING", 0.05)
     first = job(2)
-    connections = [first.stranger(said) for said in STRANGERS.values()]
+    connections = [first.stranger(payload) for payload in STRANGERS.values()]
     if not silent:
         for connection in connections:
             connection.close()
@@ -163,7 +163,7 @@ def test_strangers_are_let_go_of_and_harm_nobody(
     peer.tell(windows[1], end=True)
     first.tell(windows[0])
     wait_for(lambda: first.rank.ranks.steps == STEPS)
-    assert first.close().not_compared == () and first.told
+    assert first.close().not_compared == () and first.findings
     for connection in connections if silent else []:
         connection.settimeout(10)
         with suppress(ConnectionResetError):
@@ -197,7 +197,7 @@ def test_a_peer_far_ahead_is_not_read_but_answers(job: Callable[[int], First], m
     wait_for(lambda: len(theirs.windows) == 9)
     first.tell(windows[0][:4])
     wait_for(lambda: first.rank.ranks.steps == 4)
-    assert len(theirs.windows) <= STEPS - 4 and first.told[0].step == 3
+    assert len(theirs.windows) <= STEPS - 4 and first.findings[0].step == 3
     first.tell(windows[0][4:])
     wait_for(lambda: first.rank.ranks.steps == STEPS)
     assert first.close().not_compared == ()
@@ -221,9 +221,9 @@ def test_what_a_peer_keeps_no_more_is_said_after_a_while(job: Callable[[int], Fi
     peer.tell(updates(1, differs_from=3), end=True)
     first.tell(updates(0))
     wait_for(lambda: first.rank.ranks.steps == STEPS)
-    found = first.close()
-    assert found.outcome.violations == [] and first.told == []
-    assert "too many ranks differed, or were too slow" in found.not_compared[0]
+    comparison = first.close()
+    assert comparison.outcome.violations == [] and first.findings == []
+    assert "too many ranks differed, or were too slow" in comparison.not_compared[0]
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(
@@ -244,23 +244,23 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(
     assert first.rank._full_windows(windows[2:3]) == [full(windows[2], EVERYTHING)]
 
 
-@pytest.mark.parametrize("asked", [False, True], ids=["says nothing", "does not answer"])
-def test_the_end_does_not_wait_long_for_peers_that_hang(job: Callable[[int], First], asked: bool) -> None:
+@pytest.mark.parametrize("is_asked", [False, True], ids=["says nothing", "does not answer"])
+def test_the_end_does_not_wait_long_for_peers_that_hang(job: Callable[[int], First], is_asked: bool) -> None:
     first = job(3)
     first.peer(1).tell(updates(1, 9), end=True)
-    first.peer(2).tell(updates(2, 9 if asked else 4, differs_from=3 if asked else 0))
+    first.peer(2).tell(updates(2, 9 if is_asked else 4, differs_from=3 if is_asked else 0))
     first.tell(updates(0, 9))
-    if asked:
+    if is_asked:
         wait_for(lambda: WindowRequest(2) in first.peers[1].heard)
     else:
         wait_for(lambda: first.rank.ranks.steps == 4)
     begin = time.monotonic()
-    found = first.close()
+    comparison = first.close()
     assert time.monotonic() - begin < 10
-    if asked:
-        assert "step 3 only: there was no time for the remaining steps" in found.not_compared[0]
+    if is_asked:
+        assert "step 3 only: there was no time for the remaining steps" in comparison.not_compared[0]
     else:
-        assert found.not_compared == ("ranks were compared up to step 4 only: rank 2 sent nothing more in time",)
+        assert comparison.not_compared == ("ranks were compared up to step 4 only: rank 2 sent nothing more in time",)
     wait_for(lambda: our_threads() == [])
 
 

@@ -103,7 +103,7 @@ def test_of_two_ranks_that_differ_neither_deviates(tmp_path: Path, book: Book) -
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "text"),
     [
         (
             (Subject("parameter.used_grad", "ranks"), Property("same on ranks", "parameter.used_grad")),
@@ -120,11 +120,11 @@ def test_of_two_ranks_that_differ_neither_deviates(tmp_path: Path, book: Book) -
     ],
 )
 def test_what_is_not_as_it_should_be_is_told_in_a_few_words(
-    new_invariant: Callable[..., Invariant], rule: tuple[Subject, Property], told: str
+    new_invariant: Callable[..., Invariant], rule: tuple[Subject, Property], text: str
 ) -> None:
     subject, prop = rule
-    one = replace(new_invariant(), subject=subject, property=prop)
-    assert told in difference_text(Violation(one, 3, 0, 7, 3, "train", 1, None, "", ()))
+    violated_rule = replace(new_invariant(), subject=subject, property=prop)
+    assert text in difference_text(Violation(violated_rule, 3, 0, 7, 3, "train", 1, None, "", ()))
 
 
 def test_how_each_recording_ended_is_told(tmp_path: Path, book: Book) -> None:
@@ -181,15 +181,17 @@ def test_what_is_stored_of_a_violation_while_it_trains_is_all_of_it(
     run = RunFolder.create(tmp_path / "run", Manifest())
     rule = new_invariant()
     checker = LiveChecker([rule], run.path, 7, lambda _: None)
-    found = Violation(rule, 3, 0, 7, 3, "train", 1, None, "", ("w",), 2, ("held",), "it was 3", DifferingRanks((1,), 4))
-    checker.engine.outcome.violations.append(found)
+    violation = Violation(
+        rule, 3, 0, 7, 3, "train", 1, None, "", ("w",), 2, ("held",), "it was 3", DifferingRanks((1,), 4)
+    )
+    checker.engine.outcome.violations.append(violation)
     checker.save()
     (outcome,) = result_of_live_run(run.path, Book((rule,))).outcomes
-    assert outcome.violations == [found]
+    assert outcome.violations == [violation]
 
 
 @pytest.mark.parametrize(
-    ("values", "found", "words"),
+    ("values", "differing", "words"),
     [
         ("aaba", DifferingRanks((2,), 4), "rank 2 differs from ranks 0, 1, 3"),
         ("ab", DifferingRanks((0, 1), 2), "rank 0 and rank 1 differ"),
@@ -197,11 +199,12 @@ def test_what_is_stored_of_a_violation_while_it_trains_is_all_of_it(
         ("abcaa", DifferingRanks((1, 2), 5), "ranks 1, 2 differ from ranks 0, 3, 4"),
     ],
 )
-def test_the_majority_tells_who_deviates(values: str, found: DifferingRanks, words: str) -> None:
+def test_the_majority_tells_who_deviates(values: str, differing: DifferingRanks, words: str) -> None:
     assert (
-        ranks_that_differ(list(enumerate(values))) == found and differing_ranks_text(list(enumerate(values))) == words
+        ranks_that_differ(list(enumerate(values))) == differing
+        and differing_ranks_text(list(enumerate(values))) == words
     )
-    assert found.is_minority == (len(found.ranks) * 2 < found.compared)
+    assert differing.is_minority == (len(differing.ranks) * 2 < differing.compared)
 
 
 def test_the_ranks_that_share_what_each_should_have_alone() -> None:

@@ -32,11 +32,11 @@ from traincheck.vocab.invariant import Invariant
 STEPS = 30
 
 
-def rank_windows(rank: int, steps: int = STEPS, *, apart: int = 0) -> list[Window]:
+def rank_windows(rank: int, steps: int = STEPS, *, since: int = 0) -> list[Window]:
     """A rank that scales its loss by the same factor as the others, but for one that goes apart at a step."""
     lines = [f"window setup rank={rank}"]
     for step in range(1, steps + 1):
-        factor = 3 if apart and step >= apart else 2
+        factor = 3 if since and step >= since else 2
         lines.append(f"window train step={step} rank={rank}")
         lines.append(f'  project train.scale site=train.py:7:main result={{"value":{factor}}}')
     return from_text("\n".join(lines))
@@ -68,45 +68,49 @@ class Job:
 def seen(compared: Sequence[RankComparison]) -> list[tuple[int, str, int]]:
     return [
         (violation.step, violation.invariant.id, violation.occasions)
-        for one in compared
-        for violation in one.outcome.violations
+        for comparison in compared
+        for violation in comparison.outcome.violations
     ]
 
 
 def test_what_is_found_live_is_what_is_found_afterwards(tmp_path: Path, rules: list[Invariant]) -> None:
-    job, told = Job(tmp_path), list[Finding]()
-    ranks = {0: rank_windows(0), 1: rank_windows(1, apart=10)}
-    with Follower(job.run, rules, told.append, pause=0.01) as follower:
+    job, findings = Job(tmp_path), list[Finding]()
+    ranks = {0: rank_windows(0), 1: rank_windows(1, since=10)}
+    with Follower(job.run, rules, findings.append, pause=0.01) as follower:
         job.write(ranks, 0, 9)
         job.write({0: ranks[0]}, 9, 20)
         time.sleep(0.1)
-        assert told == [], "rank 1 has not come to step 10 yet"
+        assert findings == [], "rank 1 has not come to step 10 yet"
         job.write({1: ranks[1]}, 9, 20)
-        wait_for(lambda: told)
+        wait_for(lambda: findings)
         job.write(ranks, 20)
-    assert [finding.step for finding in told] == [10]
+    assert [finding.step for finding in findings] == [10]
     (recorded,) = compare_recorded(job.run, [rules])
     assert seen(follower.comparisons) == seen(recorded) and len(seen(recorded)) >= STEPS - 9
-    assert [one.outcome.tried for one in follower.comparisons] == [one.outcome.tried for one in recorded]
-    assert [one.not_compared for one in follower.comparisons] == [()]
+    assert [comparison.outcome.tried for comparison in follower.comparisons] == [
+        comparison.outcome.tried for comparison in recorded
+    ]
+    assert [comparison.not_compared for comparison in follower.comparisons] == [()]
 
 
-@pytest.mark.parametrize("apart", [0, 280])
+@pytest.mark.parametrize("since", [0, 280])
 def test_ranks_whose_recordings_lost_their_middle_are_compared_in_what_is_left(
-    tmp_path: Path, rules: list[Invariant], apart: int
+    tmp_path: Path, rules: list[Invariant], since: int
 ) -> None:
-    job, told = Job(tmp_path, most=160_000), list[Finding]()
-    ranks = {0: rank_windows(0, 300), 1: rank_windows(1, 300, apart=apart)}
-    with Follower(job.run, rules, told.append, pause=0.01):
+    job, findings = Job(tmp_path, most=160_000), list[Finding]()
+    ranks = {0: rank_windows(0, 300), 1: rank_windows(1, 300, since=since)}
+    with Follower(job.run, rules, findings.append, pause=0.01):
         for begin in range(0, 301, 50):
             job.write(ranks, begin, begin + 50)
-    assert [finding.step for finding in told] == ([apart] if apart else [])
+    assert [finding.step for finding in findings] == ([since] if since else [])
     with Follower(job.run, rules, lambda _: None, pause=0.01) as late:  # of the middle it sees nothing
         pass
     (recorded,) = compare_recorded(job.run, [rules])
-    for (found,) in (late.comparisons, recorded):
-        assert {step for step, _, _ in seen([found])} <= set(range(apart, 301)) and bool(seen([found])) == bool(apart)
-        assert found.outcome.steps == 300 and not any("only" in reason for reason in found.not_compared)
+    for (comparison,) in (late.comparisons, recorded):
+        assert {step for step, _, _ in seen([comparison])} <= set(range(since, 301)) and bool(
+            seen([comparison])
+        ) == bool(since)
+        assert comparison.outcome.steps == 300 and not any("only" in reason for reason in comparison.not_compared)
     files = job.run.event_files()
     assert all(1 < len(segments(file)) < 17 for file in files) and len(job.run.removed()) == len(files)
     assert all(len(segments(digest_file(file))) > 1 for file in files)
@@ -118,21 +122,21 @@ def test_of_a_rank_that_dies_it_is_told_up_to_where_it_was_compared(tmp_path: Pa
         job.write({0: rank_windows(0), 1: rank_windows(1, steps=5)})
         with (job.run.path / "events-1-101.arrows").open("ab") as torn:
             torn.write(b"\xff\xff\xff\xff\x10")
-    (found,) = follower.comparisons
-    assert found.outcome.steps == 5
-    assert found.not_compared == (
+    (comparison,) = follower.comparisons
+    assert comparison.outcome.steps == 5
+    assert comparison.not_compared == (
         "ranks of job job were compared up to step 5: rank 1 recorded no more, others went on",
     )
     (recorded,) = compare_recorded(job.run, [rules])
-    assert [one.not_compared for one in recorded] == [found.not_compared]
+    assert [comparison.not_compared for comparison in recorded] == [comparison.not_compared]
 
 
 def test_a_rank_without_a_recording_is_told(tmp_path: Path, rules: list[Invariant]) -> None:
     job = Job(tmp_path, size=3)
     with Follower(job.run, rules, lambda _: None, pause=0.01) as follower:
         job.write({0: rank_windows(0), 2: rank_windows(2)})
-    (found,) = follower.comparisons
-    assert found.not_compared == ("rank 1 of job job left no recording",) and found.outcome.steps == STEPS
+    (comparison,) = follower.comparisons
+    assert comparison.not_compared == ("rank 1 of job job left no recording",) and comparison.outcome.steps == STEPS
 
 
 def test_a_folder_that_is_deleted_ends_the_comparison_with_a_word(tmp_path: Path, rules: list[Invariant]) -> None:
@@ -142,8 +146,8 @@ def test_a_folder_that_is_deleted_ends_the_comparison_with_a_word(tmp_path: Path
             file.unlink()
         job.run.path.rmdir()
         time.sleep(0.05)
-    (found,) = follower.comparisons
-    assert "ranks were not compared" in found.not_compared[0]
+    (comparison,) = follower.comparisons
+    assert "ranks were not compared" in comparison.not_compared[0]
 
 
 def test_a_job_of_one_needs_no_comparison(tmp_path: Path, rules: list[Invariant]) -> None:
@@ -160,19 +164,19 @@ def test_rules_about_one_rank_start_no_thread(tmp_path: Path) -> None:
 
 
 def test_windows_are_read_while_they_are_written(tmp_path: Path) -> None:
-    windows, over, found = rank_windows(0), threading.Event(), list[Window]()
+    windows, over, windows_read = rank_windows(0), threading.Event(), list[Window]()
     writer = TraceWriter(tmp_path, 0, 1)
     writer.write(windows[0])
-    thread = threading.Thread(target=lambda: found.extend(follow_windows(writer.path, over.is_set, 0.001)))
+    thread = threading.Thread(target=lambda: windows_read.extend(follow_windows(writer.path, over.is_set, 0.001)))
     thread.start()
     for number, window in enumerate(windows[1:-1], start=2):
         writer.write(window)
         if number % 10 == 0:
-            wait_for(lambda number=number: len(found) == number)
+            wait_for(lambda number=number: len(windows_read) == number)
     over.set()
     writer.write(windows[-1])
     thread.join(30)
-    assert [window.step for window in found][: STEPS - 1] == [window.step for window in windows][: STEPS - 1]
+    assert [window.step for window in windows_read][: STEPS - 1] == [window.step for window in windows][: STEPS - 1]
     with pytest.raises(TraceOutOfReach):
         next(follow_windows(tmp_path / "events-1-1.arrows", over.is_set))
 
@@ -227,9 +231,9 @@ def test_a_note_that_is_taken_back_at_this_moment_hides_no_other(
     listed = RunFolder._files
 
     def taken_back_behind(folder: RunFolder, pattern: re.Pattern[str]) -> dict[tuple[int, int], Path]:
-        found = listed(folder, pattern)
+        files = listed(folder, pattern)
         folder.withdraw_note(1, 8)
-        return found
+        return files
 
     monkeypatch.setattr(RunFolder, "_files", taken_back_behind)
     assert [note.process for note in run.trained_as(1, 7)] == [9]
