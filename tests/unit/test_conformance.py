@@ -147,33 +147,33 @@ class Lone(Called):
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "no class": (Called(), "is no class"),
+    "no class": (Called(), "is not a class"),
     "no name": (broken(name=""), "has no name"),
     "no method": (broken(describe=None), "has no describe"),
     "constructor": (broken(__init__=lambda self, interest: None), "The constructor takes"),
-    "no occasion": (broken(occasion=lambda *_: "called"), "is no Occasion"),
+    "no occasion": (broken(occasion=lambda *_: "called"), "is not an Occasion"),
     "subject": (saying(subject=("train.f", "called")), "no Subject of two texts"),
-    "unknown fact": (saying(context=facts(colour="red")), "'colour' is no fact"),
-    "unsorted context": (saying(context=(("stage", "train"), ("closure", True))), "no sorted tuple of facts"),
+    "unknown fact": (saying(context=facts(colour="red")), "'colour' is not a fact"),
+    "unsorted context": (saying(context=(("stage", "train"), ("closure", True))), "not a sorted tuple of facts"),
     "fact that is no plain value": (saying(context=(("stage", ("train",)),)), "the fact stage is"),
-    "properties": (saying(held=[LINE]), "`held` is no set"),
-    "no property": (saying(held={"called"}), "no Property of three texts"),
+    "properties": (saying(held=[LINE]), "`held` is not a set"),
+    "no property": (saying(held={"called"}), "not a Property of three texts"),
     "both": (saying(failed={LINE}), "both held and failed"),
     "position": (saying(seq=10**6), "no call of the window has seq"),
-    "variables": (saying(variables="w"), "no tuple of names"),
+    "variables": (saying(variables="w"), "not a tuple of names"),
     "chance": (
         broken(
             occasion=lambda self, *arguments: Called.occasion(self, *arguments)._replace(
                 variables=(str(next(counter)),)
             )
         ),
-        "say different things",
+        "return different occasions",
     ),
     "shared": (Shared, "disturb each other"),
-    "interest": (Unfiltered, "says something else of them"),
-    "memory": (Unforgetting, "still says things"),
+    "interest": (Unfiltered, "returns other occasions of them"),
+    "memory": (Unforgetting, "still returns occasions"),
     "full stop": (broken(describe=staticmethod(lambda subject, prop: "It is called.")), "without a full stop"),
-    "truth": (broken(is_optional_practice=staticmethod(lambda prop: None)), "Say True or False"),
+    "truth": (broken(is_optional_practice=staticmethod(lambda prop: None)), "Return True or False"),
     "implied itself": (broken(implied=staticmethod(lambda prop: (prop,))), "Give other properties"),
     "implied no property": (broken(implied=staticmethod(lambda prop: ("is called",))), "Give other properties"),
     "implied what fails": (
@@ -183,14 +183,14 @@ BROKEN: dict[str, tuple[Any, str]] = {
             ),
             implied=staticmethod(lambda prop: (Property("is called", "a"),)),
         ),
-        "says otherwise",
+        "contradicts it",
     ),
-    "no demand": (broken(needs=staticmethod(lambda subject, prop: NOTHING)), "asks for nothing"),
+    "no demand": (broken(needs=staticmethod(lambda subject, prop: NOTHING)), "requests nothing"),
     "wrong demand": (
         broken(needs=staticmethod(lambda subject, prop: Demand.of_calls("train.g"))),
-        "Ask in `needs` for every call",
+        "Request in `needs` every call",
     ),
-    "ranks": (Lone, "is no Occasion"),
+    "ranks": (Lone, "is not an Occasion"),
 }
 
 

@@ -47,7 +47,7 @@ def silently(self: Kept, report: Report) -> None:
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "no class": (Kept(""), "is no class"),
+    "no class": (Kept(""), "is not a class"),
     "no name": (broken(name=""), "has no name"),
     "a name that no option could take": (broken(name="a=b"), "has no name"),
     "no file": (broken(file=None), "which file it writes"),
@@ -60,7 +60,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "changes": (broken(close=lambda self, report: report.run.update(a=1)), "changes the report"),
     "chance": (broken(text=lambda self, report: str(next(numbers))), "another document each time"),
     "steers": (broken(text=lambda self, report: "".join(finding.title for finding in report.findings)), "passes on"),
-    "says nothing": (broken(open=lambda self, run: None, close=silently), "says nothing of a folder"),
+    "says nothing": (broken(open=lambda self, run: None, close=silently), "accepts a folder"),
 }
 
 

@@ -245,7 +245,7 @@ class Kept:
 
 
 BROKEN = {
-    "no class": (Kept(""), "is no class"),
+    "no class": (Kept(""), "is not a class"),
     "no name": (type("Broken", (Kept,), {"name": "a=b"}), "has no name"),
     "no method": (type("Broken", (Kept,), {"measure": None}), "has no measure"),
     "raises": (type("Broken", (Kept,), {"close": lambda self, report, files: report.findings}), "no report.*raises"),

@@ -1,4 +1,4 @@
-"""Proves that a relation keeps the promises of `relations.base.Relation`.
+"""Check that a relation keeps the promises of `relations.base.Relation`.
 
 For the tests of a package that brings its own relation::
 
@@ -74,13 +74,13 @@ def _fail(promise: str, cure: str) -> NotConforming:
 
 def _is_a_relation(relation: Any) -> None:
     if not isinstance(relation, type):
-        raise _fail(f"{relation!r} is no class", "Give the class of the relation, not an instance")
+        raise _fail(f"{relation!r} is not a class", "Give the class of the relation, not an instance")
     name = getattr(relation, "name", None)
     if not isinstance(name, str) or not name:
         raise _fail(f"{relation.__name__} has no name", f'Write `name: ClassVar[str] = "{relation.__name__}"` in it')
     missing = [method for method in METHODS if not callable(getattr(relation, method, None))]
     if missing:
-        raise _fail(f"{name} has no {', '.join(missing)}", "Copy what is missing from relations/template.py")
+        raise _fail(f"{name} has no {', '.join(missing)}", "Copy the missing methods from relations/template.py")
     ways: tuple[tuple[Any, ...], ...] = ((), (None,), (frozenset(),))
     for arguments in ways:
         try:
@@ -103,7 +103,7 @@ def _occasions(relation: Any, windows: Iterable[Window], interest: Set[Subject] 
 
 def _is_an_occasion(occasion: Any, window: Window) -> None:
     if not isinstance(occasion, Occasion):
-        raise _fail(f"{occasion!r} is no Occasion", "Make occasions with traincheck.vocab.occasion.Occasion")
+        raise _fail(f"{occasion!r} is not an Occasion", "Make occasions with traincheck.vocab.occasion.Occasion")
     where = f"in window {window.index}, an occasion of {occasion.subject!r}"
     if not isinstance(occasion.subject, Subject) or not all(isinstance(part, str) for part in occasion.subject):
         raise _fail(f"{where} has no Subject of two texts", "Name the API, or what is read, and the grain")
@@ -112,27 +112,33 @@ def _is_an_occasion(occasion: Any, window: Window) -> None:
         if kind == "failed" and properties is None:
             continue
         if not isinstance(properties, Set):
-            raise _fail(f"{where}: `{kind}` is no set", "Give sets of Property; of `failed` None for a closed world")
+            raise _fail(f"{where}: `{kind}` is not a set", "Give sets of Property; of `failed` None for a closed world")
         for prop in properties:
             if not isinstance(prop, Property) or not all(isinstance(part, str) for part in prop):
-                raise _fail(f"{where}: {prop!r} in `{kind}` is no Property of three texts", "Write numbers as text")
+                raise _fail(f"{where}: {prop!r} in `{kind}` is not a Property of three texts", "Write numbers as text")
     both = occasion.held & (occasion.failed or frozenset())
     if both:
-        raise _fail(f"{where}: {sorted(both)[0]!r} both held and failed", "What cannot be judged is in neither set")
+        raise _fail(
+            f"{where}: {sorted(both)[0]!r} both held and failed", "Put properties that cannot be judged in neither set"
+        )
     if not isinstance(occasion.variables, tuple) or not all(isinstance(name, str) for name in occasion.variables):
-        raise _fail(f"{where}: `variables` is no tuple of names", "Give the names of the variables it is about, or ()")
+        raise _fail(
+            f"{where}: `variables` is not a tuple of names", "Give the names of the variables it is about, or ()"
+        )
     if occasion.seq != NO_CALL and occasion.seq not in window.by_seq:
         raise _fail(f"{where}: no call of the window has seq {occasion.seq!r}", "Give the seq of a call, or NO_CALL")
 
 
 def _is_a_context(context: Facts, where: str) -> None:
     if not isinstance(context, tuple) or context != tuple(sorted(set(context), key=lambda pair: pair[0])):
-        raise _fail(f"{where}: its context is no sorted tuple of facts", "Make contexts with `context_of` or `facts`")
+        raise _fail(
+            f"{where}: its context is not a sorted tuple of facts", "Make contexts with `context_of` or `facts`"
+        )
     for name, value in context:
         if name not in FACTS:
             raise _fail(
-                f"{where}: {name!r} is no fact",
-                "The vocabulary of facts is closed (docs/reference/facts.md): use one of it, or leave this out",
+                f"{where}: {name!r} is not a fact",
+                "The vocabulary of facts is closed (docs/reference/facts.md): use one of its facts, or omit this one",
             )
         plain = value is None or isinstance(value, (str, int, float, bool))
         if not plain or (isinstance(value, float) and math.isnan(value)):
@@ -146,8 +152,8 @@ def _is_deterministic(relation: Any, windows: Sequence[Window], expected: list[l
     repeated = _occasions(relation, windows)
     if repeated != expected:
         raise _fail(
-            f"two instances of {relation.name} say different things of the same windows",
-            "Use no clocks, random numbers, object ids or orders of sets, and keep nothing on the class",
+            f"two instances of {relation.name} return different occasions for the same windows",
+            "Do not use clocks, random numbers, object ids or set order, and keep no state on the class",
         )
     # Follow another process in turn, which reveals instances that share state.
     first, other = relation(), relation()
@@ -156,7 +162,7 @@ def _is_deterministic(relation: Any, windows: Sequence[Window], expected: list[l
         turns.append(list(first.occasions(window)))
         list(other.occasions(later))
     if turns != expected:
-        raise _fail(f"instances of {relation.name} disturb each other", "Keep what you know on `self` only")
+        raise _fail(f"instances of {relation.name} disturb each other", "Keep state on `self` only")
 
 
 def _only_filters(relation: Any, windows: Sequence[Window], by_window: list[list[Occasion]]) -> None:
@@ -167,10 +173,10 @@ def _only_filters(relation: Any, windows: Sequence[Window], by_window: list[list
         expected = [[occasion for occasion in of_window if occasion.subject in interest] for of_window in by_window]
         if filtered != expected:
             raise _fail(
-                f"asked for {sorted(interest)[:3]} only, {relation.name} says something else of them than when asked "
-                "for all",
-                "An interest may spare work but not change what is said; test it where you yield, and keep the state "
-                "of all that it rests on",
+                f"with an interest in {sorted(interest)[:3]} only, {relation.name} returns other occasions of them than "
+                "without",
+                "An interest may save work but must not change occasions; test it where you yield, and keep all state "
+                "that they depend on",
             )
 
 
@@ -179,8 +185,9 @@ def _forgets(relation: Any, windows: Sequence[Window]) -> None:
         rest = windows[index + 1 :]
         if _occasions(relation, [*windows[:index], *rest])[index:] != _occasions(relation, rest):
             raise _fail(
-                f"after window {index} was dropped, {relation.name} still says things that rest on the windows before",
-                "When `window.index` is not the one that follows the last, forget everything",
+                f"after window {index} was dropped, {relation.name} still returns occasions "
+                "that depend on earlier windows",
+                "Reset all state when `window.index` does not follow the previous index",
             )
 
 
@@ -198,9 +205,9 @@ def _is_implied(relation: Any, occasions: Iterable[Occasion]) -> None:
                     )
                 if other not in occasion.held and (occasion.failed is None or other in occasion.failed):
                     raise _fail(
-                        f"{relation.name}.implied says that {other!r} holds wherever {prop!r} does, and an occasion of "
-                        f"{occasion.subject!r} says otherwise",
-                        "Name only what always holds with it, or tell it on that occasion",
+                        f"{relation.name}.implied says that {other!r} holds wherever {prop!r} does, but an occasion of "
+                        f"{occasion.subject!r} contradicts it",
+                        "Name only properties that always hold with it, or add them to that occasion",
                     )
 
 
@@ -216,18 +223,18 @@ def _is_explained(relation: Any, subject: Subject, prop: Property) -> None:
     sentence = relation.describe(subject, prop)
     if not isinstance(sentence, str) or not sentence.strip() or "\n" in sentence or sentence.endswith("."):
         raise _fail(
-            f"{relation.name}.describe says {sentence!r} for {rule}",
-            "Give one sentence in the present tense on one line, without a full stop: it is put together with others",
+            f"{relation.name}.describe returns {sentence!r} for {rule}",
+            "Give one sentence in the present tense on one line, without a full stop: other sentences follow it",
         )
     for method in ("is_optional_practice", "is_setting"):
         answer = getattr(relation, method)(prop)
         if not isinstance(answer, bool):
-            raise _fail(f"{relation.name}.{method} says {answer!r} for {prop!r}", "Say True or False")
+            raise _fail(f"{relation.name}.{method} returns {answer!r} for {prop!r}", "Return True or False")
     demand = relation.needs(subject, prop)
     if not isinstance(demand, Demand) or demand.is_empty:
         raise _fail(
-            f"{relation.name}.needs asks for nothing for {rule}",
-            "Name the calls, states and readings without which it cannot be judged",
+            f"{relation.name}.needs requests nothing for {rule}",
+            "Name the calls, states and readings that are needed to judge it",
         )
 
 
@@ -238,10 +245,10 @@ def _is_judged_alike_selectively(relation: Any, windows: Sequence[Window], subje
     selective = _verdicts(_occasions(relation, [observed(window, demand) for window in windows], interest), prop)
     if selective != in_full:
         raise _fail(
-            f"with what {relation.name}.needs asks for, {prop!r} of {subject!r} is judged {_summary(selective)}; with "
-            f"all that could be observed, {_summary(in_full)}",
-            "Ask in `needs` for every call, state and reading that the verdict rests on, those that only tell what was "
-            "expected included",
+            f"with the events that {relation.name}.needs requests, {prop!r} of {subject!r} is judged "
+            f"{_summary(selective)}; with all events, {_summary(in_full)}",
+            "Request in `needs` every call, state and reading that the verdict depends on, also those that only set "
+            "the expected value",
         )
 
 
@@ -277,8 +284,10 @@ def _compares_ranks(relation: Any, windows: Sequence[Window]) -> None:
             for prop in _judged(occasion):
                 _is_explained(relation, occasion.subject, prop)
     if across() != by_window:
-        raise _fail(f"{relation.name}.across says different things of the same windows", "Keep what you know on `self`")
+        raise _fail(f"{relation.name}.across returns different occasions for the same windows", "Keep state on `self`")
     for subject in _choice(sorted({occasion.subject for occasions in by_window for occasion in occasions})):
         expected = [[occasion for occasion in of_window if occasion.subject == subject] for of_window in by_window]
         if across(frozenset((subject,))) != expected:
-            raise _fail(f"an interest in {subject!r} changes what {relation.name}.across says", "Only filter by it")
+            raise _fail(
+                f"an interest in {subject!r} changes the occasions of {relation.name}.across", "Use it only as a filter"
+            )

@@ -117,7 +117,7 @@ def _fail(promise: str, cure: str) -> NotConforming:
 
 def _is_a_sink(sink: Any) -> None:
     if not isinstance(sink, type):
-        raise _fail(f"{sink!r} is no class", "Give the class of the sink, not an instance")
+        raise _fail(f"{sink!r} is not a class", "Give the class of the sink, not an instance")
     name = getattr(sink, "name", None)
     if not isinstance(name, str) or not name or not name.isascii() or set(name) & set("=, "):
         raise _fail(f"{sink.__name__} has no name that --report could take", 'Write `name = "..."`: ASCII, no =')
@@ -137,7 +137,7 @@ def _takes(sink: Any, report: Report, target: str | Path, home: Path, where: str
         with redirect_stdout(output), redirect_stderr(output if sink.file else io.StringIO()):
             _runs(sink, report, target, shows, where)
         if report != before:
-            raise _fail(f"{where}, {sink.name} changes the report", "Take copies of what you change")
+            raise _fail(f"{where}, {sink.name} changes the report", "Copy objects before you change them")
         if not sink.file:
             continue
         if output.getvalue():
@@ -147,7 +147,7 @@ def _takes(sink: Any, report: Report, target: str | Path, home: Path, where: str
             raise _fail(f"{where}, {sink.name} leaves {names} and not {sink.file!r}", "Write to the given target")
         written.append((home / sink.file).read_bytes())
     if written and written[0] != written[1]:
-        raise _fail(f"{where}, {sink.name} writes another document each time", "Write what the report of `close` says")
+        raise _fail(f"{where}, {sink.name} writes another document each time", "Write the report that `close` receives")
     for data in written[:1]:
         _can_be_shown(sink, data, where)
 
@@ -161,7 +161,7 @@ def _runs(sink: Any, report: Report, target: str | Path, shows: bool, where: str
             instance.show(finding)
         instance.close(report)
     except Exception as error:
-        raise _fail(f"{where}, {sink.name} raises {error!r}", "Take every report that there may be") from error
+        raise _fail(f"{where}, {sink.name} raises {error!r}", "Accept every report") from error
 
 
 def _can_be_shown(sink: Any, data: bytes, where: str) -> None:
@@ -189,5 +189,5 @@ def _refuses_a_folder(sink: Any, folder: Path) -> None:
     except (OutputError, ValueError):
         return
     except Exception as error:
-        raise _fail(f"{sink.name} raises {error!r} for a folder in place of its file", "Raise OutputError") from error
-    raise _fail(f"{sink.name} says nothing of a folder in place of its file", "Raise OutputError in `open`")
+        raise _fail(f"{sink.name} raises {error!r} for a folder instead of its file", "Raise OutputError") from error
+    raise _fail(f"{sink.name} accepts a folder instead of its file", "Raise OutputError in `open`")

@@ -57,13 +57,15 @@ def check_tracker(tracker: Any, folder: Path, target: str = "") -> int:
 
 def _is_a_tracker(tracker: Any) -> None:
     if not isinstance(tracker, type):
-        raise NotConforming(f"{tracker!r} is no class. Give the class of the tracker, not an instance.")
+        raise NotConforming(f"{tracker!r} is not a class. Give the class of the tracker, not an instance.")
     name = getattr(tracker, "name", None)
     if not isinstance(name, str) or not name or set(name) & set("=, "):
         raise NotConforming(f'{tracker.__name__} has no name that --track could take. Write `name = "..."`, without =.')
     missing = [method for method in METHODS if not callable(getattr(tracker, method, None))]
     if missing:
-        raise NotConforming(f"{name} has no {', '.join(missing)}. Copy what is missing from trackers/tensorboard.py.")
+        raise NotConforming(
+            f"{name} has no {', '.join(missing)}. Copy the missing methods from trackers/tensorboard.py."
+        )
 
 
 def _follows(tracker: Any, target: str, home: Path, report: Report | None, files: tuple[Path, ...], where: str) -> None:
@@ -77,8 +79,8 @@ def _follows(tracker: Any, target: str, home: Path, report: Report | None, files
                 instance.show(finding)
         instance.close(report, files)
     except Exception as error:
-        raise NotConforming(f"{where}, {tracker.name} raises {error!r}. Take every run that there may be.") from error
+        raise NotConforming(f"{where}, {tracker.name} raises {error!r}. Accept every run.") from error
     if not isinstance(url, str):
-        raise NotConforming(f"{where}, {tracker.name} says {url!r} for where it is. Return a text from `open`.")
+        raise NotConforming(f"{where}, {tracker.name} returns {url!r} from `open`. Return a text.")
     if report != before:
-        raise NotConforming(f"{where}, {tracker.name} changes the report. Take copies of what you change.")
+        raise NotConforming(f"{where}, {tracker.name} changes the report. Copy objects before you change them.")
