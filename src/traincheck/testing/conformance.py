@@ -173,8 +173,8 @@ def _only_filters(relation: Any, windows: Sequence[Window], by_window: list[list
         expected = [[occasion for occasion in of_window if occasion.subject in interest] for of_window in by_window]
         if filtered != expected:
             raise _fail(
-                f"with an interest in {sorted(interest)[:3]} only, {relation.name} returns other occasions of them than "
-                "without",
+                f"with an interest in {sorted(interest)[:3]} only, {relation.name} returns other occasions of them "
+                "than without",
                 "An interest may save work but must not change occasions; test it where you yield, and keep all state "
                 "that they depend on",
             )
