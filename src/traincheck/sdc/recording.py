@@ -44,7 +44,7 @@ class _Nodes:
     def __init__(self) -> None:
         self._begins: list[int] = [0]
         self._modules: list[str] = [""]
-        # Neither is public: without them operations in the backward are told without their module.
+        # Neither is public: without them, operations in the backward are recorded without their module.
         self._next = getattr(torch._C._autograd, "_get_sequence_nr", None)
         self._running = getattr(torch._C, "_current_autograd_node", None)
 

@@ -91,7 +91,7 @@ class _Rank:
     """
 
     def __init__(self, windows: Iterable[Window]) -> None:
-        # Where collectives are not told, nobody knows which windows of the others these go with.
+        # Without recorded collectives, these windows cannot be matched with those of other ranks.
         self._stream = _counted(window for window in windows if _sources_to_align().isdisjoint(window.off))
         self._heads: deque[_Head] = deque()
         self._gaps = False  # whether any windows are missing

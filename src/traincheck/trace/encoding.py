@@ -27,7 +27,7 @@ MOST_DIGITS = 18
 Placed = tuple[str | None, float | None, int | None, int | None]
 """A value in one of the columns value, number, integer and fingerprint; None in the others."""
 
-_encoder = msgspec.json.Encoder(enc_hook=str)  # a value outside the vocabulary is told by its text; no run ends over it
+_encoder = msgspec.json.Encoder(enc_hook=str)  # a value outside the vocabulary becomes its text; no run fails over it
 
 
 class _Float(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ def facts_to_text(facts: Facts) -> str:
         text = _encoder.encode(dict(facts)).decode()
     except UnicodeEncodeError:
         text = "null"
-    if "null" in text:  # None, but perhaps a float that JSON cannot tell: msgspec writes null for both
+    if "null" in text:  # None, but perhaps a float that JSON cannot represent: msgspec writes null for both
         text = _encoder.encode({valid(name): _storable(value) for name, value in facts}).decode()
     return text
 

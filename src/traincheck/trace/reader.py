@@ -309,7 +309,7 @@ class _Batches:
     def window(self, batch: pa.RecordBatch, replaced: int) -> Window:
         """Return the window of `batch`; `replaced` is the number of replaced dictionaries in the stream so far."""
         batch.validate()
-        if replaced != self._replaced:  # which one is not told: forget them all, which costs little and comes seldom
+        if replaced != self._replaced:  # Arrow does not say which one: clear all, which is cheap and rare
             self._replaced = replaced
             for values in self._values.values():
                 values.clear()

@@ -25,8 +25,8 @@ the facts repeats. All ways were tried on a step of 1,464 calls with 3,816 tenso
 fixed and with varying lengths: a text for each call took 1.05 to 3 times the bytes, nested columns 1.01 to 1.09 times.
 
 Note [Other tools]: `pyarrow.ipc.open_stream(file).read_all()` is the table; DuckDB queries that object by its name,
-`polars.from_arrow` takes it over. Polars' own reader of streams knows no growing dictionaries, which we need: written
-anew whenever one grows, they would outweigh the events in a job that meets new values all the time."""
+`polars.from_arrow` takes it over. Polars' own reader of streams knows no growing dictionaries, which we need: rewritten
+whenever one grows, they would outweigh the events in a job that meets new values all the time."""
 
 TEXT = pa.dictionary(pa.int32(), pa.utf8())
 EVENT = pa.dictionary(pa.int8(), pa.utf8())
