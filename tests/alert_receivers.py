@@ -1,4 +1,4 @@
-"""Receivers on this host that alerts and metrics are sent to: they fail, hang and come back as a test wants it."""
+"""Local receivers of alerts and metrics that fail, hang and recover on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests share: gold files, and a small report and book that the tests of the sinks tell."""
+"""Shared fixtures: gold files, and a small report and book for the tests of the sinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that train the same model step by step, what good runs teach of them, and one that tells over a line."""
+"""Simulated ranks that train one model, rules of their good runs, and a rank that sends over a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that is lost on the way: what a worker of Ray imports, so it is apart from the tests that ask for it."""
+"""Functions that lose their Ray worker, in a module that the worker can import."""
 
 from __future__ import annotations
 

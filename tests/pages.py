@@ -1,4 +1,4 @@
-"""Pages: what a browser would make of the text of one, and what strangers put into their names."""
+"""Parses report pages as a browser does, and supplies hostile names for them."""
 
 from __future__ import annotations
 

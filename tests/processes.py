@@ -1,4 +1,4 @@
-"""Commands that run beside a test: what they say can be waited for."""
+"""Runs commands in parallel to a test and waits for their output."""
 
 from __future__ import annotations
 

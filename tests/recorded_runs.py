@@ -1,4 +1,4 @@
-"""Runs as they lie on disk, without any training: windows told as text, written as a run folder."""
+"""Writes run folders without training, from windows described as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report with what its findings are shown with, as the page gets it: every kind of picture, in small."""
+"""A small report with every kind of finding details, for the tests of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rule, as the tests of books and reports tell it."""
+"""A sample rule for the tests of books and reports."""
 
 from __future__ import annotations
 

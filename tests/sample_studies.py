@@ -1,4 +1,4 @@
-"""Studies: what `traincheck sdc study` may have found, made up, for tables, pages and readers of files."""
+"""Made-up results of `traincheck sdc study`, for the tests of tables, pages and readers."""
 
 from __future__ import annotations
 

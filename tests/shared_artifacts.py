@@ -1,4 +1,4 @@
-"""What takes long to make is made once, however many processes the tests run in."""
+"""Makes slow artifacts once for all processes of a test run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library with an optimizer that knows nothing of `torch.optim`, for tests of sources that packages add."""
+"""A library with an optimizer independent of `torch.optim`, for tests of sources that packages add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of several ranks share."""
+"""Fixtures of the tests with several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault in communication strikes what collectives bring to one rank, and that rank alone."""
+"""A communication fault corrupts the collective results of one rank only."""
 
 from __future__ import annotations
 

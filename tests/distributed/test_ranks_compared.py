@@ -1,4 +1,4 @@
-"""Two gloo ranks in one run folder: what is learned of ranks together, and what shows when they go apart."""
+"""Two gloo ranks in one run folder: rules across ranks, and findings when the ranks diverge."""
 
 from __future__ import annotations
 

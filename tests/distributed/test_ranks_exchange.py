@@ -1,4 +1,4 @@
-"""Ranks without a common run folder: they tell the first one what they hold, and it finds what the files would show."""
+"""Ranks without a common run folder send digests to the first rank, which makes the findings that files would give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that fail: the job goes on or ends as it would without us, and what was not compared is said."""
+"""A job with a failing rank goes on or ends as without TrainCheck, and the report names uncompared steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks record: all of it where their files are read meanwhile, otherwise the same steps on each of them."""
+"""Ranks record every step while their files are compared, and otherwise the same steps on each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks that are looked at from elsewhere while they train: what is found of both, and one that is killed."""
+"""`traincheck watch` follows two ranks, including one that is killed."""
 
 from __future__ import annotations
 

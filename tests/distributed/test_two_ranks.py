@@ -1,4 +1,4 @@
-"""Two gloo ranks under torchrun: every rank attaches by itself, and the job ends as it would without us."""
+"""Two gloo ranks under torchrun attach on their own, and the job ends as without TrainCheck."""
 
 from __future__ import annotations
 

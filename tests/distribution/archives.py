@@ -1,4 +1,4 @@
-"""What the wheel and the source archive contain: everything that they should, and nothing else.
+"""Checks the files in the wheel and the source archive.
 
 `make dist` runs this file on the folder into which it built both.
 """

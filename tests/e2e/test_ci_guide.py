@@ -1,4 +1,4 @@
-"""The shell blocks of "CI" do what it says, and a program with an error is told in every format."""
+"""The shell blocks of the CI guide work, and every format reports a program with an error."""
 
 from __future__ import annotations
 

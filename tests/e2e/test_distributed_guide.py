@@ -1,4 +1,4 @@
-"""What docs/distributed.md shows is done as it stands there, on two ranks."""
+"""The commands of docs/distributed.md work as written, on two ranks."""
 
 from __future__ import annotations
 

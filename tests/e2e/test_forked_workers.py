@@ -1,4 +1,4 @@
-"""Workers of data loaders: real ones are forked, tell their random states, and give the same batches as ever."""
+"""Forked workers of data loaders report their random states and give the same batches."""
 
 from __future__ import annotations
 

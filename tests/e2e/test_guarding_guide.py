@@ -1,4 +1,4 @@
-"""What docs/guarding-a-run.md shows of control is done as it stands there."""
+"""The control commands of docs/guarding-a-run.md work as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`traincheck infer` as a command: several processes read, Ctrl-C ends all of them and leaves nothing behind."""
+"""`traincheck infer` reads in several processes; Ctrl-C ends all of them and leaves no files behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks of frameworks, the pytest plugin and notebooks: they find what `traincheck run` finds."""
+"""Framework callbacks, the pytest plugin and notebooks find the same errors as `traincheck run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launched program lives as it would without us: words, folder, streams, exit, signals, imports, children."""
+"""A launched program behaves as without TrainCheck: arguments, folder, streams, exit, signals, imports, children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops without an optimizer, and loops that update nothing: what the commands say of them, and how they end."""
+"""The commands handle loops without an optimizer and loops that update nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pipeline, learned from three of its runs, and then broken in one place at a time: each way of breaking it shows.
+"""A book learned from three runs of one pipeline detects each single mutation of it.
 
 `programs/translate.py` is the clean program; a mutation replaces a line or two of it, as the real errors did.
 """

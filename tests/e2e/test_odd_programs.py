@@ -1,4 +1,4 @@
-"""Odd programs: what they compute, print and end with is what it is without us; see programs/odd_ways.py."""
+"""Unusual programs compute, print and exit as without TrainCheck; see programs/odd_ways.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `traincheck run` records, with the real command: little of a long clean run, all that matters of any other."""
+"""`traincheck run` records little of a long clean run, and every step around an error."""
 
 from __future__ import annotations
 

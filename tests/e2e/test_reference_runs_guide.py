@@ -1,4 +1,4 @@
-"""What docs/choosing-reference-runs.md shows is done as it stands there, on recordings without any training."""
+"""The commands of docs/choosing-reference-runs.md work as written, on recordings made without training."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A run of which not all steps are watched, with the real command: quiet on clean programs, loud on buggy ones, and the
-same when its recording is checked afterwards."""
+"""A sampled run reports no clean program and every buggy one; checking its recording gives the same findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real runs that are full of secrets: none of them lies in the run folder, in a report or in what we say.
+"""No secret of a real run reaches the run folder, a report or a message.
 
 Files are made with the umask of the user, and nothing listens unless it was asked to.
 """

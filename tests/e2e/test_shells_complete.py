@@ -1,4 +1,4 @@
-"""Shells complete: what is typed at a terminal, with the key of completion, becomes the command that is meant."""
+"""The completion key completes TrainCheck commands in each supported shell."""
 
 from __future__ import annotations
 

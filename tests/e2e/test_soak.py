@@ -1,4 +1,4 @@
-"""A long run, shortened: memory stays flat, files within their size, and what is left of the recording can be used.
+"""In a shortened long run memory stays flat, files stay within their size, and the recording remains usable.
 
 The whole of it is `python -m benchmarks.soak`, whose programs these are.
 """

@@ -1,4 +1,4 @@
-"""What is imported before the program starts, and before its first step, is counted, not timed.
+"""TrainCheck imports few modules before the program starts and before its first step.
 
 A number here may fall. Where one rises, each run of each user starts later; that wants a reason. See Note [While the
 program starts] in runtime/launching/launch.py.

@@ -1,4 +1,4 @@
-"""The shell blocks of "Trackers" do what it says: a run with an error, read back by the trackers' own libraries."""
+"""The shell blocks of the trackers guide work; the trackers' own libraries read the run back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A relation that an installed package brings is learned, checked and told of by the ordinary commands."""
+"""The ordinary commands learn, check and report a relation of an installed package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is looked at from elsewhere while it trains, and alerts go out, without it noticing any of that."""
+"""`traincheck watch` follows a run and sends alerts without affecting the training."""
 
 from __future__ import annotations
 

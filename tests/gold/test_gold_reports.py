@@ -1,4 +1,4 @@
-"""Gold files: how reports and books look, pinned to the letter. A change of looks shows in review as a diff."""
+"""Gold files pin the text of reports and books. A change of looks shows in review as a diff."""
 
 from __future__ import annotations
 

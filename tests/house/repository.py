@@ -1,4 +1,4 @@
-"""What the house tests look at: the files of the repository, their syntax trees and the blocks of its documents."""
+"""Files of the repository, their syntax trees and the code blocks of its documents, for the house tests."""
 
 from __future__ import annotations
 

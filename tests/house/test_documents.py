@@ -1,4 +1,4 @@
-"""The documents tell what is there: commands that parse, links that lead somewhere, slugs, generated pages."""
+"""Documents match the code: commands parse, links resolve, slugs exist, and generated pages are current."""
 
 from __future__ import annotations
 

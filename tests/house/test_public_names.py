@@ -1,4 +1,4 @@
-"""What `import traincheck` offers is what it says it offers."""
+"""`import traincheck` offers exactly its documented names."""
 
 from __future__ import annotations
 

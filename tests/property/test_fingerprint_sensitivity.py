@@ -1,4 +1,4 @@
-"""Whatever the tensor: equal content gives equal fingerprints, one changed bit others; on the CPU and on a device."""
+"""Equal tensors have equal fingerprints and one changed bit changes them, on the CPU and on a device."""
 
 from __future__ import annotations
 

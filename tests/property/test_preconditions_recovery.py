@@ -1,4 +1,4 @@
-"""What a precondition was planted is learned again, whatever else a context tells; and where nothing is, nothing is.
+"""Inference recovers a planted precondition among other facts, and learns none where none was planted.
 
 A world draws the facts of each occasion independently of one another, so that the learner has to find out which of them
 matter. *Recovered* means: true on the same contexts, out of `FRESH` that are drawn anew and mostly were never seen.

@@ -1,5 +1,4 @@
-"""Whatever a stranger's file says, its reader gives what it says or a clear error that names it: in bounded time and
-memory, without a traceback, and without a trace elsewhere."""
+"""Every reader of a malformed file returns its content or a clear error, in bounded time and memory."""
 
 from __future__ import annotations
 

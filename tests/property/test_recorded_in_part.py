@@ -1,4 +1,4 @@
-"""A run of which only some windows are recorded: what is written makes no false alarm when it is read and checked."""
+"""A partial recording causes no false alarm when it is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording from which the middle was removed makes no alarm, and sources that tell anew change no verdict."""
+"""A recording without its middle causes no alarm, and repeated reports of sources change no verdict."""
 
 from __future__ import annotations
 

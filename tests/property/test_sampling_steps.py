@@ -1,4 +1,4 @@
-"""Which steps are watched: the share that was asked for, in bursts of two, nested, and never long apart."""
+"""Sampling watches the requested share of steps, in nested bursts of two with bounded gaps."""
 
 from __future__ import annotations
 

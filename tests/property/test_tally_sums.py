@@ -1,4 +1,4 @@
-"""Tallies are sums: of processes in any order and grouping, at rest or in memory, they give the same bytes."""
+"""Tallies of processes add up to the same bytes in any order and grouping, on disk and in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever windows are written, they are read: exactly, and up to the tear where the file was torn."""
+"""Readers return all written windows exactly, and those before the tear of a torn file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is told of a step does not depend on whether others are watched: neither the steps, nor the calls, nor the
-verdicts."""
+"""Steps, calls and verdicts of a watched step do not depend on which other steps are watched."""
 
 from __future__ import annotations
 
