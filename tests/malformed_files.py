@@ -1,4 +1,4 @@
-"""Files as a stranger may send them: every kind of file that we read, whole at first, then mangled in all ways.
+"""Malformed files for the tests of readers: one valid file of each kind, and its mutations.
 
 `READERS` names each reader with the file that it reads and what a command goes on to do with it. Every input follows
 from the name of its reader and a number, so that one that makes trouble can be made again:
