@@ -1,4 +1,4 @@
-"""Every kind of tensor passes every observed API with the same results and without a crash (programs/tensor_kinds.py)."""
+"""Every kind of tensor passes every observed API with the same results and without a crash (see programs/)."""
 
 from __future__ import annotations
 
