@@ -67,7 +67,7 @@ def test_your_own_good_runs(project: Path) -> None:
     first, accepted, *_ = outputs.values()
     assert "traincheck accept runs/monday" in first and "accepted train.py: 12 steps" in accepted
     *_, later, status = outputs.values()
-    assert "what 3 accepted runs showed" in later and "have later ones" not in later
+    assert "the rules of 3 accepted runs" in later and "have later ones" not in later
     assert "3 accepted runs" in status and "not covered by any accepted run: evaluation" in status
     changed = (project / "train.py").read_text().replace("optim.Adam", "optim.SGD")
     (project / "train.py").write_text(changed)

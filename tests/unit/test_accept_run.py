@@ -83,10 +83,10 @@ def test_checks_use_the_library_with_the_packs(project: Path, capsys: pytest.Cap
     capsys.readouterr()
     assert main(["check", str(odd(project / "odd")), "--packs", "none"]) == 3
     captured = capsys.readouterr()
-    assert "what 3 accepted runs showed" in captured.err and "not cleared" in captured.out
+    assert "the rules of 3 accepted runs" in captured.err and "not cleared" in captured.out
     assert main(["check", *runs(project, "d")]) == 0
     captured = capsys.readouterr()
-    assert "what 3 accepted runs showed" in captured.err and "of the packs traincheck" in captured.err
+    assert "the rules of 3 accepted runs" in captured.err and "of the packs traincheck" in captured.err
     assert main(["check", *runs(project, "d"), "--book", str(project / FOLDER / BOOK)]) == 0
     assert "accepted runs" not in capsys.readouterr().err
 

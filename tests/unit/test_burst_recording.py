@@ -299,7 +299,7 @@ def test_it_is_declined_in_another_thread() -> None:
         thread.join()
     assert looked.state.full == []
     assert looked.state.remarks == [
-        "it was not looked closer: the program trains in another thread than the one that imported torch"
+        "burst recording is not available: the program trains in another thread than the one that imported torch"
     ]
 
 

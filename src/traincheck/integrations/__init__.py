@@ -1,1 +1,1 @@
-"""Integrations: a line in a program that a framework trains, in place of `traincheck run` before its command."""
+"""Checks a training from inside a framework, with one line in your program instead of `traincheck run`."""

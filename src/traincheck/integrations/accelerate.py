@@ -1,6 +1,6 @@
-"""For Accelerate: `Accelerator(..., log_with=TrainCheckTracker())`.
+"""Checks a training with Accelerate: `Accelerator(..., log_with=TrainCheckTracker())`.
 
-Source of the moments: accelerate.tracking.GeneralTracker.
+Interface: accelerate.tracking.GeneralTracker.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ except ImportError:
 class TrainCheckTracker(WatchResults, GeneralTracker):  # type: ignore[misc]
     """Checks the training from here on; `options` are those of `traincheck.checked`.
 
-    It ends with `Accelerator.end_training()`, if `init_trackers` was called, and otherwise with the program. `report`
-    and `folder` tell what was found, and where. Under `traincheck run` it leaves the training to that. Raises
-    TrainCheckError where something that was asked for cannot be done.
+    It ends with `Accelerator.end_training()`, if you called `init_trackers`, and otherwise with the program. `report`
+    has the findings, and `folder` is the run folder. Under `traincheck run` the tracker does nothing. Raises
+    TrainCheckError if an option cannot be satisfied.
     """
 
     name = "traincheck"
     requires_logging_directory = False
-    main_process_only = False  # each rank is observed by itself
+    main_process_only = False  # TrainCheck observes each rank
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -35,15 +35,15 @@ class TrainCheckTracker(WatchResults, GeneralTracker):  # type: ignore[misc]
 
     @property
     def tracker(self) -> TrainCheckTracker:
-        """What `Accelerator.get_tracker("traincheck")` gives."""
+        """The result of `Accelerator.get_tracker("traincheck")`."""
         return self
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Nothing: settings are observed where they have an effect."""
+        """Do nothing: TrainCheck observes settings where they take effect."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **rest: Any) -> None:
-        """Nothing: what the program logs is its own affair."""
+        """Do nothing: TrainCheck does not use the program's own metrics."""
 
     def finish(self) -> None:
-        """End."""
+        """End the check."""
         self._watch.end()

@@ -1,6 +1,6 @@
-"""For the Trainer of Hugging Face, and those built on it: `Trainer(..., callbacks=[TrainCheckCallback()])`.
+"""Checks a training with the Hugging Face Trainer and its subclasses: `Trainer(..., callbacks=[TrainCheckCallback()])`.
 
-Source of the moments: transformers.TrainerCallback.
+Interface: transformers.TrainerCallback.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ except ImportError:
 class TrainCheckCallback(WatchResults, TrainerCallback):  # type: ignore[misc]
     """Checks the training of a Trainer from `train()` to its end; `options` are those of `traincheck.checked`.
 
-    `report` and `folder` tell what was found last, and where. Under `traincheck run` the callback leaves the training
-    to that. Raises TrainCheckError out of `Trainer.train()` before the first step where something that was asked for
-    cannot be done, and StopTraining with `on_violation="stop"`.
+    `report` has the findings of the last training, and `folder` is its run folder. Under `traincheck run` the callback
+    does nothing. If an option cannot be satisfied, `Trainer.train()` raises TrainCheckError before the first step. With
+    `on_violation="stop"` it raises StopTraining after a finding.
     """
 
     def __init__(self, **options: Any) -> None:
         self._watch = TrainingWatch(options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Begin."""
+        """Begin the check."""
         self._watch.begin()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """End."""
+        """End the check."""
         self._watch.end()

@@ -1,6 +1,6 @@
-"""For Lightning: `Trainer(..., callbacks=[TrainCheckCallback()])`, of `lightning` as of `pytorch_lightning`.
+"""Checks a training with `lightning` or `pytorch_lightning`: `Trainer(..., callbacks=[TrainCheckCallback()])`.
 
-Source of the moments: lightning.pytorch.callbacks.Callback.
+Interface: lightning.pytorch.callbacks.Callback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from traincheck.errors import MissingExtra
 from traincheck.integrations.training_watch import TrainingWatch, WatchResults
 
 try:
-    # The two are one code under two names, and each takes callbacks of its own name only.
+    # Both packages have the same code, but each accepts only its own callback class.
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
         from pytorch_lightning.callbacks import Callback
     else:
@@ -24,26 +24,26 @@ FIT = "fit"
 
 
 class TrainCheckCallback(WatchResults, Callback):  # type: ignore[misc]
-    """Checks what `fit` trains, from its set-up to its end; `options` are those of `traincheck.checked`.
+    """Checks the training in `fit`, from its set-up to its end; `options` are those of `traincheck.checked`.
 
-    `report` and `folder` tell what was found last, and where. Under `traincheck run` the callback leaves the training
-    to that. Raises TrainCheckError out of `fit` before the first step where something that was asked for cannot be
-    done, and StopTraining with `on_violation="stop"`.
+    `report` has the findings of the last training, and `folder` is its run folder. Under `traincheck run` the callback
+    does nothing. If an option cannot be satisfied, `fit` raises TrainCheckError before the first step. With
+    `on_violation="stop"` it raises StopTraining after a finding.
     """
 
     def __init__(self, **options: Any) -> None:
         self._watch = TrainingWatch(options)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Begin, before optimizers are made."""
+        """Begin the check, before the optimizers exist."""
         if stage == FIT:
             self._watch.begin()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End."""
+        """End the check."""
         if stage == FIT:
             self._watch.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End, for Lightning tears nothing down then."""
+        """End the check, because Lightning does not call `teardown` after an exception."""
         self._watch.end()

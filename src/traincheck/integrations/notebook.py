@@ -1,6 +1,6 @@
-"""For notebooks: `%load_ext traincheck`, and `%%traincheck` above a cell that trains.
+"""Checks a training in a notebook: `%load_ext traincheck`, and `%%traincheck` in the first line of a cell.
 
-Source of the interface: IPython's custom magics.
+Interface: IPython's custom magics.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from traincheck.errors import BadOption, TrainCheckError
 from traincheck.runtime.observe import checked
 
 OPTIONS = {"--book": "book", "-b": "book", "--packs": "packs", "--on-violation": "on_violation", "--budget": "budget"}
-"""What the magic takes, each with a value, and what `traincheck.checked` calls it."""
+"""Options of the magic, each with a value, and the parameters of `traincheck.checked`."""
 
 
 def load(shell: Any) -> None:
-    """Make `%%traincheck` known to IPython."""
+    """Register `%%traincheck` with IPython."""
     shell.register_magic_function(lambda line, cell: check_cell(shell, line, cell), "cell", "traincheck")
 
 
 def check_cell(shell: Any, line: str, cell: str) -> None:
     """`%%traincheck [--book BOOK]... [--packs PACKS]... [--on-violation warn|stop] [--budget P%|1/K]`
 
-    Runs the cell and checks what it trains, as `traincheck run` does; the report is shown below it. What it is checked
-    against without an option, is as there.
+    Runs the cell, checks its training as `traincheck run` does, and displays the report below the cell. The default
+    rules are those of `traincheck run`.
     """
     observation = None
     try:
         with checked(name="notebook", **_options(line)) as observation:
             _run(shell, cell)
     except _CellFailed:
-        pass  # IPython has told it
+        pass  # IPython has displayed the error
     except TrainCheckError as error:
         print(f"traincheck: error [{error.slug}]: {error}")
         return
@@ -46,9 +46,9 @@ class _CellFailed(Exception):
 
 
 def _run(shell: Any, cell: str) -> None:
-    """Run the cell under the number that people see beside it, its lines where they see them."""
+    """Run the cell under its displayed number and line numbers."""
     number = shell.execution_count
-    shell.execution_count = max(number - 1, 1)  # IPython counts a cell when it begins, and would count this one again
+    shell.execution_count = max(number - 1, 1)  # IPython would count the cell twice
     try:
         result = shell.run_cell(f"# %%traincheck\n{cell}")
     finally:
@@ -58,7 +58,7 @@ def _run(shell: Any, cell: str) -> None:
 
 
 def _options(line: str) -> dict[str, Any]:
-    """What the line of the magic asks for. Raises BadOption."""
+    """The options in the line of the magic. Raises BadOption."""
     options: dict[str, Any] = {"book": [], "packs": []}
     words = shlex.split(line)
     for flag, value in zip(words[::2], [*words[1::2], None], strict=False):

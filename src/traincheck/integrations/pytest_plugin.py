@@ -1,6 +1,6 @@
-"""For pytest: the fixture `checked_training`, with which a test fails when TrainCheck finds something in its training.
+"""Checks the training in a test: the pytest fixture `checked_training` fails the test if TrainCheck reports a finding.
 
-Every run of pytest imports this file, so it imports nothing of ours before a test asks for the fixture.
+Every run of pytest imports this file, so it imports TrainCheck only when a test requests the fixture.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 BOOK, PACKS, FAIL_ON = "--traincheck-book", "--traincheck-packs", "--traincheck-fail-on"
 MARK = "traincheck"
 OPEN = pytest.StashKey["tuple[ExitStack, Observation]"]()
-"""What is open for a test while it runs."""
+"""Open contexts of a running test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Our options, in a group of their own in `pytest --help`."""
-    group = parser.getgroup("traincheck", "training that is checked by TrainCheck (fixture checked_training)")
+    """Add the options, in their own group in `pytest --help`."""
+    group = parser.getgroup("traincheck", "training checks with TrainCheck (fixture checked_training)")
     group.addoption(BOOK, action="append", metavar="BOOK", help="Book of invariants to check against; may be repeated.")
     group.addoption(
         PACKS,
         action="append",
         metavar="PACKS",
         help="Packs to check against: a folder, an address, shipped or none; may be repeated. (default: shipped, and "
-        "the project's library, where no book is named)",
+        "the project's library if you name no book)",
     )
     group.addoption(
         FAIL_ON,
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Our mark, in `pytest --markers`."""
+    """Add the mark to `pytest --markers`."""
     config.addinivalue_line(
         "markers",
         f"{MARK}(**options): options of traincheck.checked for the fixture checked_training, such as "
@@ -52,10 +52,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture  # type: ignore[untyped-decorator]
 def checked_training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Observation]:
-    """Checks what the test trains, as `traincheck run` does, and fails the test when something is found.
+    """Checks the training in the test, as `traincheck run` does, and fails the test after a finding.
 
-    What it is checked against say the mark `traincheck`, the options, and otherwise what holds for `traincheck run`.
-    In the test `folder` tells where it is recorded; `report` is there when the test is over.
+    The mark `traincheck` and the command line select the rules; the defaults are those of `traincheck run`. `folder` is
+    the run folder, and `report` is available after the test.
     """
     from traincheck import TrainCheckError, checked
 
@@ -76,7 +76,7 @@ def checked_training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
 
 @pytest.hookimpl(wrapper=True)  # type: ignore[untyped-decorator]
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A finding is a failure of the test, not of what tidies up after it."""
+    """Fail the test itself, not its teardown, after a finding."""
     result = yield
     if OPEN in item.stash:
         stack, observation = item.stash[OPEN]
@@ -103,7 +103,7 @@ def _judge(item: pytest.Item, observation: Observation) -> None:
 
 
 def _options_of(item: pytest.Item) -> dict[str, Any]:
-    """The options of `traincheck.checked` that the mark and the command line name; the mark goes first."""
+    """The options of `traincheck.checked` from the mark and the command line; the mark has priority."""
     mark = item.get_closest_marker(MARK)
     options = {name: value for name, value in (mark.kwargs if mark else {}).items() if name != "fail_on"}
     for name, option in (("book", BOOK), ("packs", PACKS)):

@@ -1,4 +1,4 @@
-"""A watch that begins and ends by calls, for frameworks that tell by callbacks when they train."""
+"""Starts and ends a check by calls, for frameworks that report the start and end of training through callbacks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 class TrainingWatch:
-    """`traincheck.checked(**options)`, begun and ended by calls.
+    """Starts and ends `traincheck.checked(**options)` by calls.
 
-    A training that ends without saying so (an exception, of which the framework does not tell) is concluded when the
-    next one begins, or when the interpreter ends. `options` are looked at when a training begins; `observation` is that
-    of the training that was begun last.
+    A framework may not report an exception. Then the check ends when the next training begins, or at the interpreter's
+    exit. `options` are read when a training begins. `observation` is that of the last training.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -27,7 +26,7 @@ class TrainingWatch:
         self.observation: Observation | None = None
 
     def begin(self) -> None:
-        """A training begins. Raises TrainCheckError where it cannot be checked as asked (a book that is not there)."""
+        """Begin a check. Raises TrainCheckError if an option cannot be satisfied (for example a missing book)."""
         self.end()
         with ExitStack() as stack:
             self.observation = stack.enter_context(checked(**self._options))
@@ -35,7 +34,7 @@ class TrainingWatch:
         atexit.register(self.end)
 
     def end(self) -> None:
-        """The training that was begun is over, if one is."""
+        """End the current check, if there is one."""
         stack, self._open = self._open, None
         atexit.unregister(self.end)
         if stack is not None:
@@ -43,16 +42,16 @@ class TrainingWatch:
 
 
 class WatchResults:
-    """What every callback tells of its watch."""
+    """Result attributes that all callbacks share."""
 
     _watch: TrainingWatch
 
     @property
     def report(self) -> Report | None:
-        """What was found in the training that ended last; None before, and under `traincheck run`, which tells it."""
+        """Report of the last finished training. None before that, and under `traincheck run`."""
         return self._watch.observation.report if self._watch.observation is not None else None
 
     @property
     def folder(self) -> Path | None:
-        """The run folder of the training that was begun last."""
+        """Run folder of the last training."""
         return self._watch.observation.folder if self._watch.observation is not None else None

@@ -1,4 +1,4 @@
-"""Before an update: what is done on the training thread before an optimizer steps: nearly always nothing."""
+"""Runs requested work on the training thread before an optimizer steps: callbacks, snapshots and stops."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from traincheck.vocab.finding import Finding
 
 
 class BeforeUpdate:
-    """Called before each update: writes a snapshot, calls the program's callbacks, and ends the training, where asked.
+    """Called before each update. If requested, it writes a snapshot, calls the program's callbacks, and stops the
+    training.
 
-    It is the one place where we raise into the program, and raises nothing but StopTraining. `step` tells the step
-    under way, `callback` names a function to be called with findings; `on_stop` is called before the training ends.
+    Only this class raises into the program, and it raises only StopTraining. `step` returns the current step, and
+    `callback` names a function that receives findings. `on_stop` is called before the training stops.
     """
 
     def __init__(
@@ -29,28 +30,28 @@ class BeforeUpdate:
         self._named: Callable[..., Any] | None = None
         self._findings: deque[Finding] = deque()
         self._snapshot_requested = False
-        self._is_pending = bool(callback)  # to be looked for before the first update
+        self._is_pending = bool(callback)  # resolve the callback before the first update
         self.because: StopAsked | None = None
-        """Why the training is to end."""
+        """Reason for the stop, or None."""
 
     def report(self, finding: Finding) -> None:
-        """Have the program's callbacks called with a finding."""
+        """Call the program's callbacks with a finding before the next update."""
         self._findings.append(finding)
         self._is_pending = True
 
     def request_snapshot(self) -> None:
-        """Have a snapshot written."""
+        """Write a snapshot before the next update."""
         self._snapshot_requested = True
         self._is_pending = True
 
     def stop(self, because: StopAsked) -> None:
-        """Have the training ended; the first reason stays."""
+        """Stop the training before an update; the first reason stays."""
         if self.because is None:
             self.because = because
             self._is_pending = True
 
     def __call__(self) -> None:
-        """Do what is due. Raises StopTraining."""
+        """Do the requested work. Raises StopTraining."""
         if not self._is_pending:
             return
         self._is_pending = False

@@ -1,4 +1,4 @@
-"""Callbacks: functions of the program that are called when a finding was made, or before training is stopped."""
+"""Holds the program's functions that TrainCheck calls after a finding or before it stops the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What a program registers is of the process, as the program is: it may come before observation begins.
+# Callbacks belong to the process, because a program may register them before observation begins.
 _on_violation: list[Callable[[Finding], object]] = []
 _before_stop: list[Callable[[], object]] = []
 
@@ -24,9 +24,9 @@ _before_stop: list[Callable[[], object]] = []
 def on_violation(function: Function) -> Function:
     """Register a function that is called with each new finding of severity error, with `--on-violation callback`.
 
-    It is called on the training thread, before the next optimizer step. What it raises is told on stderr and does not
-    end the training, unless it is `traincheck.StopTraining`. Returns the function, so it can be used as a decorator. No
-    effect unobserved.
+    TrainCheck calls it on the training thread, before the next optimizer step. TrainCheck logs its exceptions on stderr
+    and continues the training, except for `traincheck.StopTraining`. Returns the function, so you can use it as a
+    decorator. Without observation it has no effect.
     """
     if function not in _on_violation:
         _on_violation.append(function)
@@ -34,12 +34,12 @@ def on_violation(function: Function) -> Function:
 
 
 def before_stop(function: Function) -> Function:
-    """Register a function (without arguments) that is called when TrainCheck is about to stop the training: the place
-    to save a checkpoint.
+    """Register a function (without arguments) that is called before TrainCheck stops the training, to save a
+    checkpoint.
 
-    It is called on the training thread, before the next optimizer step, in each process that is stopped. What it raises
-    is told on stderr, and the training is stopped all the same. Returns the function, so it can be used as a decorator.
-    No effect unobserved.
+    TrainCheck calls it on the training thread, before the next optimizer step, in each process that stops. TrainCheck
+    logs its exceptions on stderr and stops the training anyway. Returns the function, so you can use it as a decorator.
+    Without observation it has no effect.
     """
     if function not in _before_stop:
         _before_stop.append(function)
@@ -47,7 +47,7 @@ def before_stop(function: Function) -> Function:
 
 
 def notify(finding: Finding, named: Callable[..., Any] | None = None) -> None:
-    """Call what was registered, and `named`. Raises StopTraining where one of them does."""
+    """Call the registered functions and `named`. Raises StopTraining if a function does."""
     for function in [*_on_violation, *([named] if named is not None and named not in _on_violation else [])]:
         try:
             function(finding)
@@ -58,8 +58,8 @@ def notify(finding: Finding, named: Callable[..., Any] | None = None) -> None:
 
 
 def prepare_stop() -> None:
-    """Call what is to be called before the training is stopped."""
-    for function in (*_before_stop,):  # it may register another one
+    """Call the functions that are registered for a stop."""
+    for function in (*_before_stop,):  # a copy, because a function may register another
         try:
             function()
         except Exception as error:
@@ -67,13 +67,13 @@ def prepare_stop() -> None:
 
 
 def find(path: str) -> Callable[..., Any] | None:
-    """The function `package.module:function`, None (and a word on stderr) where it cannot be had."""
+    """The function `package.module:function`; None, with a warning on stderr, if it cannot be imported."""
     home, _, name = path.partition(":")
     try:
         target: Any = _module(home)
         for part in name.split("."):
             target = getattr(target, part)
-    except Exception as error:  # it is the user's own code
+    except Exception as error:  # user code may raise anything
         log_warning(
             f"--on-violation {path} cannot be used, findings are only reported: {type(error).__name__}: {error}"
         )
@@ -86,7 +86,7 @@ def find(path: str) -> Callable[..., Any] | None:
 
 
 def _module(name: str) -> Any:
-    """The module of this name; the script that runs is not imported a second time."""
+    """The module of this name. The running script is not imported again."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None) or ""
     if Path(file).stem == name and name not in sys.modules:

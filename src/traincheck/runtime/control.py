@@ -1,9 +1,9 @@
-"""Control: this process does what control.json asks, and says in an answer how far it has come. See decision 0016.
+"""Applies the requests in control.json to this process, and answers with its progress. See decision 0016.
 
 Note [Two threads]
-A small thread looks at the file twice a second and writes the answers, so that nothing waits for a disk. What concerns
-sources takes effect on the thread that trains, when a window ends; all the rest (which steps are watched, mutes, a
-stop) is handed over at once, and holds from the next step on.
+A small thread reads the file twice a second and writes the answers, so that the training never waits for a disk.
+Requests about sources take effect on the training thread, when a window ends. All other requests (sampling, mutes, a
+stop) are forwarded at once, and apply from the next step.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ from traincheck.trace.run_notes import StopAsked
 from traincheck.vocab.finding import Finding
 
 PAUSE = 0.5
-"""Seconds between two looks at the file."""
+"""Seconds between two reads of the file."""
 
 AHEAD = 1.5
-"""Seconds that the first rank gives the others to learn before which update all of them stop."""
+"""Seconds between the first rank's choice of a common stop and the stop itself."""
 
 PATIENCE = 3.0
-"""Seconds that the others wait for it to say so."""
+"""Seconds that the other ranks wait for this choice."""
 
 
 class Orders(Protocol):
-    """What can be asked of an observed process. All may be called from any thread but `switch`."""
+    """Requests to an observed process. You may call all methods except `switch` from any thread."""
 
     def report_finding(self, finding: Finding) -> None:
-        """Somebody else has found this of several ranks."""
+        """Report a finding that another process made about several ranks."""
 
     def mute(self, muted: Mapping[str, str]) -> None:
-        """These rules, and no others, are not judged from now on."""
+        """Skip exactly these rules from now on; the values are the reasons."""
 
     def sample(self, interval: int | None, budget: float | None) -> str:
-        """Watch these steps; why that cannot be done, empty where it can."""
+        """Change the sampling. Returns the reason for a refusal, or an empty string."""
 
     def switch(self, source: str, *, off: bool) -> None:
-        """Have a source tell nothing, or tell again; on the thread that trains, when a window has ended."""
+        """Suspend a source or resume it. Called on the training thread, when a window has ended."""
 
     def look(self, steps: int) -> str:
-        """Look closer for so many steps; why that cannot be done."""
+        """Record every call for `steps` steps. Returns the reason for a refusal, or an empty string."""
 
     def snapshot(self) -> None:
         """Write a snapshot before the next update."""
 
     def stop(self, because: StopAsked) -> None:
-        """End the training before the next update, or that of `because.at`."""
+        """Stop the training before the next update, or before the update of step `because.at`."""
 
 
 @dataclass
 class State:
-    """How far a process has come, as others on its threads see it."""
+    """Progress of a process, shared between its threads."""
 
     step: int = 0
     training: bool = False
     remarks: list[str] = field(default_factory=list)
-    """What was asked and could not be done."""
+    """Reasons for refused requests."""
     full: list[tuple[int, int]] = field(default_factory=list)
     snapshots: list[str] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class State:
 
 
 class ControlFollower:
-    """Follows control.json until it is closed. `where` is asked for the place of this process."""
+    """Follows control.json until `close`. `where` returns the current rank of this process."""
 
     def __init__(
         self, folder: RunFolder, process: int, where: Callable[[], RankInfo], orders: Orders, state: State
@@ -94,11 +94,11 @@ class ControlFollower:
         self._file = ControlFile(folder.path)
         self._current = Control()
         self._fresh = True
-        self._pending: Control | None = None  # for the thread that trains
+        self._pending: Control | None = None  # for the training thread
         self._serial = 0
         self._since = 0
         self._off: frozenset[str] = frozenset()
-        self._stopping = 0.0  # when a stop was first seen
+        self._stopping = 0.0  # when the stop request was first read
         self._stopped = False
         self._pace = (0.0, 0)
         self._last_answer: Answer | None = None
@@ -110,14 +110,14 @@ class ControlFollower:
         self._thread = background(self._watch, "traincheck-control")
 
     def close(self) -> None:
-        """Say that this process has ended."""
+        """Answer that this process has ended."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(2 * PAUSE)
         self._answer(ended=True)
 
     def at_border(self) -> None:
-        """Do what is asked of sources; called on the thread that trains when a window has ended."""
+        """Suspend and resume sources. Called on the training thread when a window has ended."""
         control, self._pending = self._pending, None
         if control is None:
             return
@@ -127,7 +127,7 @@ class ControlFollower:
         self._off = requested
         self._since, self._serial = self._state.step + 1, control.serial
 
-    # -- on the thread of its own ----------------------------------------------------------------------------------
+    # -- on the control thread --------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while True:
@@ -136,8 +136,8 @@ class ControlFollower:
                 if control is not None:
                     self._apply(control)
             except TrainCheckError as error:
-                log_warning(f"what is asked of this run cannot be read, and is left aside: {error}")
-            except Exception as error:  # a thread of ours must not end without a word
+                log_warning(f"the requests to this run cannot be read and are ignored: {error}")
+            except Exception as error:  # log every error, as this thread must go on
                 log_warning(f"control: {type(error).__name__}: {error}")
             self._handle_stop()
             self._answer()
@@ -159,7 +159,7 @@ class ControlFollower:
             elif not declarations[source].can_be_switched_off:
                 rest = ": all others rest on it" if declarations[source].required else ""
                 state.decline(f"source {source} cannot be switched off{rest}")
-        if not self._fresh:  # what was asked for once before this process began was asked of others
+        if not self._fresh:  # earlier one-time requests were for other processes
             for finding in control.findings[len(before.findings) :]:
                 orders.report_finding(finding)
             if control.look.number > before.look.number:
@@ -171,8 +171,7 @@ class ControlFollower:
         self._pending = control
 
     def _handle_stop(self) -> None:
-        """All ranks are to stop before the update of the same step, so that none waits for another: the first says
-        which."""
+        """Stop the training. The first rank chooses a common step, so that no rank waits for another."""
         now, step = time.monotonic(), self._state.step
         (then, before), self._pace = self._pace, (now, step)
         because = self._current.stop
@@ -241,6 +240,6 @@ class ControlFollower:
 
 
 def _switchable(names: Iterable[str]) -> frozenset[str]:
-    """Those of `names` that are sources and can be switched off."""
+    """The names of sources that can be switched off."""
     declarations = plugins.load(plugins.SOURCE_GROUP, names)
     return frozenset(name for name, declaration in declarations.items() if declaration.can_be_switched_off)

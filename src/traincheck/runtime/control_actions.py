@@ -1,4 +1,4 @@
-"""Steering: what can be asked of an observed process, handed to the part that does it."""
+"""Forwards control requests to the component that carries them out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ControlActions:
-    """See `control.Orders`. `sampling` decides which steps are watched; None where nothing does."""
+    """Implements `control.Orders`. `sampling` selects the observed steps; None if sampling is fixed."""
 
     def __init__(
         self,
@@ -42,42 +42,42 @@ class ControlActions:
         self._sampling = sampling
 
     def report_finding(self, finding: Finding) -> None:
-        """Somebody else has found this of several ranks."""
+        """Report a finding that another process made about several ranks."""
         self._react(finding)
 
     def mute(self, muted: Mapping[str, str]) -> None:
-        """These rules, and no others, are not judged from now on."""
+        """Skip exactly these rules from now on; the values are the reasons."""
         if self._checker is not None:
             self._checker.mute(muted)
         if self._publisher is not None:
             self._publisher.mute(muted)
 
     def sample(self, interval: int | None, budget: float | None) -> str:
-        """Watch these steps; why that cannot be done, empty where it can."""
+        """Change the sampling. Returns the reason for a refusal, or an empty string."""
         if self._sampling is None:
-            return "which steps are watched cannot be changed in this run"
+            return "the sampling of this run cannot be changed"
         self._sampling.set(interval=interval, budget=budget)
         return ""
 
     def switch(self, source: str, *, off: bool) -> None:
-        """Have a source tell nothing, or tell again."""
+        """Suspend a source or resume it."""
         self._recorder.switch(source, off=off)
 
     def look(self, steps: int) -> str:
-        """Look closer for so many steps; why that cannot be done."""
-        return "everything is recorded anyway" if self._closer is None else self._closer.ask(steps)
+        """Record every call for `steps` steps. Returns the reason for a refusal, or an empty string."""
+        return "this run records every call already" if self._closer is None else self._closer.ask(steps)
 
     def snapshot(self) -> None:
         """Write a snapshot before the next update."""
         self._before_update.request_snapshot()
 
     def stop(self, because: StopAsked) -> None:
-        """End the training before the next update, or that of `because.at`."""
+        """Stop the training before the next update, or before the update of step `because.at`."""
         self._before_update.stop(because)
 
 
 def snapshot(folder: Path, catalog: VariableCatalog, state: State, step: int, rank: int) -> None:
-    """Write a snapshot of this rank into the run folder, and say in `state` what became of it."""
+    """Write a snapshot of this rank into the run folder, and add the result to `state`."""
     from traincheck.sources.checkpoints.snapshots import write_snapshot
 
     name = f"snapshots/step-{step}-rank-{rank}.pt"

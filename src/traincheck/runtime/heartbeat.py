@@ -1,10 +1,9 @@
-"""The heartbeat: an observed process writes down now and then how it fares, for those who look from outside.
+"""Writes a process's status at intervals, for commands that monitor the run from outside.
 
 Note [Signs of life]
-On the pipeline's thread, never on the one that trains, a process rewrites its note and what was found so far: at once
-when something was found, every `BEAT` seconds while windows flow, and every `AT_REST` seconds while none come. So who
-looks from outside can tell a process that is busy with something else (a long evaluation, a hang) from one that is
-gone.
+The pipeline's thread, never the training thread, rewrites the note of the process and its findings. It writes at once
+after a finding, every `BEAT` seconds while windows arrive, and every `AT_REST` seconds without windows. So a monitor
+can distinguish a busy process (a long evaluation, a hang) from an ended process.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from collections.abc import Callable
 from traincheck.vocab.events import Window
 
 BEAT = 2.0
-"""Seconds between two beats while windows flow: soon enough for people, seldom enough for a shared file system."""
+"""Seconds between two beats while windows arrive: soon enough for people, rare enough for a shared file system."""
 
 AT_REST = 10.0
-"""Seconds between two beats while no window comes."""
+"""Seconds between two beats without windows."""
 
 SLOWEST = 30.0
-"""Seconds between two beats where writing them takes long; a process that is silent for longer is gone."""
+"""Largest pause in seconds, if writing is slow. A process that is silent for longer has ended."""
 
 MOST_CPU, MOST_WAITING = 0.005, 0.1
-"""Shares of the time that beats may take: of a core, which the training may want, and of waiting for the disk."""
+"""Shares of the time that beats may use: of a core, which the training may need, and of waiting for the disk."""
 
 
 class Heartbeat:
-    """A stage of the pipeline, which also asks it what to do while no window comes.
+    """A stage of the pipeline that also works while no window arrives.
 
-    `write` writes everything; `is_urgent` says that something is not to wait. An error of `write` is told once, until
-    it succeeds again, through `on_fault`; the beats go on, for a disk that is full may not stay so. `at_rest` is called
-    with each beat before which no window came.
+    `write` writes the status, and `is_urgent` requests a beat at once. `on_fault` gets an error of `write` once, until
+    a `write` succeeds again. The beats continue, because a full disk may get space again. `at_rest` is called with each
+    beat that has no window before it.
     """
 
     def __init__(
@@ -55,26 +54,26 @@ class Heartbeat:
         self._failed = False
 
     def feed(self, window: Window) -> None:
-        """A window came."""
+        """Beat if a beat is due or urgent."""
         urgent = not self._begun or (self._is_urgent() and not self._failed)
         self._flowing = self._begun = True
         if urgent or self.rest() <= 0:
             self.beat()
 
     def rest(self) -> float:
-        """Seconds until something is to be done if no window comes."""
+        """Seconds until the next beat if no window arrives."""
         pause = self._pace if self._flowing else max(self._pace, AT_REST)
         return max(0.0, self._last + pause - self._now())
 
     def beat(self) -> None:
-        """Write everything. Raises nothing."""
+        """Write the status. Raises nothing."""
         began, computed = self._now(), time.thread_time()
         try:
             if not self._flowing:
                 self._at_rest()
             self._write()
             self._failed = False
-        except Exception as error:  # of the disk, or a fault of ours: neither is to end what else this thread does
+        except Exception as error:  # a disk error or our own bug must not end this thread
             if not self._failed:
                 self._failed = True
                 self._on_fault(error)

@@ -1,4 +1,4 @@
-"""Starting: the one session of this process, and how it is told of forks and of the end of the interpreter."""
+"""Holds the session of this process, and notifies it of forks and of the interpreter's end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from traincheck.runtime.session import Session
 from traincheck.vocab.finding import Finding
 
 current: Session | None = None
-"""The session of this process. (A process has one interpreter to observe, hence one session at a time.)"""
+"""The session of this process. (A process has one interpreter, so it has one session at a time.)"""
 
 
 def start(settings: Settings, show: Callable[[Finding], None] | None = None) -> Session:
-    """Start observing this process. `show` tells live findings; by default they go to stderr.
+    """Start observing this process. `show` displays live findings; by default they go to stderr.
 
-    Raises TrainCheckError where the run folder or the book cannot be used.
+    Raises TrainCheckError if the run folder or the book cannot be used.
     """
     global current
     if current is not None and current.running:
@@ -38,7 +38,7 @@ _watching = False
 
 
 def _watch_process() -> None:
-    """Have forks and the end told, once for all sessions: what was registered for them leaves its place taken."""
+    """Register the callbacks for forks and the exit, once for all sessions. Python cannot unregister them."""
     global _watching
     if not _watching:
         _watching = True

@@ -1,4 +1,4 @@
-"""Monitors a run from outside: gives new findings and the status to alerts, metrics and trackers."""
+"""Monitors a run from outside, and sends new findings and the status to alerts, metrics and trackers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from traincheck.vocab.run_status import RunStatus
 
 PAUSE = 0.5
-"""Seconds between two looks, so that a finding is reported within a second of its step."""
+"""Seconds between two reads of the run folder, so that a finding is reported within a second of its step."""
 
 MOST_LOOKING = 0.1
-"""Share of the time that looks may take; with thousands of ranks on a slow file system a look takes long."""
+"""Share of the time that reads may take. With thousands of ranks on a slow file system, a read takes long."""
 
 LAST_LOOK = 10.0
-"""Seconds that the end of a run waits for the last look."""
+"""Seconds that the end of a run waits for the last read."""
 
 
 class Receiver(Protocol):
     """Receives findings and the status of a run. Its methods must return at once."""
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Takes new findings and the status. `status.over` marks the last look."""
+        """Take new findings and the status. `status.over` marks the last call."""
 
     def close(self) -> None:
-        """Ends within a few seconds; no look follows."""
+        """End within a few seconds. `look` is not called afterwards."""
 
 
 class Isolated:
@@ -65,13 +65,13 @@ class Isolated:
 def look_out(
     watcher: Watcher, receivers: Sequence[Receiver], over: threading.Event | None = None, pause: float = PAUSE
 ) -> RunStatus:
-    """Look every `pause` seconds until the run is over, or `over` is set and one more look was taken; the last status.
+    """Read the run every `pause` seconds until it is over, and return the last status.
 
-    Raises what `Watcher.look` raises.
+    If `over` is set, it reads once more and returns. Raises the errors of `Watcher.look`.
     """
     over = over or threading.Event()
     while True:
-        last = over.is_set()  # before the look, so that nothing written during it is missed
+        last = over.is_set()  # before the read, so that nothing written during it is missed
         began = time.monotonic()
         findings, status = watcher.look()
         for receiver in receivers:

@@ -1,4 +1,4 @@
-"""Connects a session to its recorder: burst recording between calls, control orders and budget after each window."""
+"""Connects a session to its recorder, for burst recording, control requests and the overhead budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RunningSession(Protocol):
 
 
 class BurstListener(RecorderListener):
-    """Calls `start_or_end` between calls while the session runs, until that fails."""
+    """Calls `start_or_end` between calls while the session runs. Stops after an error."""
 
     def __init__(self, session: RunningSession, start_or_end: Callable[[], None], on_fault: OnFault) -> None:
         self._session = session
@@ -39,7 +39,8 @@ class BurstListener(RecorderListener):
 
 
 class WindowListener(RecorderListener):
-    """Calls `measure` with the time of each window, and `closed` after it while the session runs, until that fails."""
+    """Calls `measure` with the time of each window, then `closed` while the session runs. Stops calling `closed` after
+    an error."""
 
     def __init__(
         self,

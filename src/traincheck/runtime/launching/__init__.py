@@ -1,1 +1,1 @@
-"""Launching: start the command with TrainCheck attached, and decide which rules its processes check."""
+"""Starts your command with TrainCheck attached, and selects the rules that its processes check."""

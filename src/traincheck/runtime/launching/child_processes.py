@@ -1,10 +1,12 @@
-"""How the Python processes of a run attach themselves: one environment variable and a folder on PYTHONPATH.
+"""Attaches TrainCheck to every Python process of a run, through one environment variable and a folder on PYTHONPATH.
 
-Note [Children attach themselves]. The bootstrap folder holds a `sitecustomize`, which Python imports at its start. It
-takes its folder off `sys.path`, arms a hook on the import of torch and gives way to the `sitecustomize` that it
-shadows. Both variables are inherited, so workers that the program starts attach in the same way; a process that never
-imports torch pays for a few small modules. Known limitations: a Python that was told to ignore the environment or site
-(`-I`, `-E`, `-S`), or whose PYTHONPATH was replaced on the way, stays unobserved.
+Note [Children attach themselves]. The bootstrap folder holds a `sitecustomize`, which Python imports at start-up. It
+removes its folder from `sys.path`, hooks the import of torch and imports the `sitecustomize` that it shadows. Workers
+inherit both variables, so they attach in the same way. A process that never imports torch only loads a few small
+modules.
+
+Known limitations: TrainCheck does not observe a Python process that ignores the environment or site (`-I`, `-E`, `-S`).
+It does not observe a process whose PYTHONPATH was replaced either.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 SESSION = "TRAINCHECK_SESSION"
 SEARCH_PATH = "PYTHONPATH"
 BOOTSTRAP = __file__.rpartition(os.sep)[0] + os.sep + "bootstrap"
-"""The folder that goes on PYTHONPATH. (No pathlib here: it would cost every child more than all the rest.)"""
+"""The folder to put on PYTHONPATH. (An import of pathlib would take longer than everything else here.)"""
 
 
 def environment(base: Mapping[str, str], session: str | os.PathLike[str]) -> dict[str, str]:
-    """`base` with what makes every Python child attach to the run whose settings lie in `session` (absolute)."""
+    """`base` plus the variables that attach every Python child to the run with the settings in `session` (absolute)."""
     children = detached(base)
     before = children.get(SEARCH_PATH)
     children[SEARCH_PATH] = BOOTSTRAP + os.pathsep + before if before else BOOTSTRAP
@@ -34,7 +36,7 @@ def environment(base: Mapping[str, str], session: str | os.PathLike[str]) -> dic
 
 
 def detached(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` without it, for a process of ours that is not to be observed."""
+    """`base` without these variables, for a process that TrainCheck must not observe."""
     plain = {name: value for name, value in base.items() if name != SESSION}
     if BOOTSTRAP in plain.get(SEARCH_PATH, ""):
         rest = [entry for entry in plain[SEARCH_PATH].split(os.pathsep) if entry != BOOTSTRAP]
@@ -45,14 +47,14 @@ def detached(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def attach() -> None:
-    """Observe this process once it has imported torch, if the environment names a session. Called by the bootstrap."""
+    """Observe this process after its import of torch, if the environment names a session. Called by the bootstrap."""
     session = os.environ.get(SESSION)
     if session:
         when_imported("torch", lambda: start(session))
 
 
 def start(session: str) -> None:
-    """Start observing this process. What goes wrong costs the user's program one line on stderr, nothing else."""
+    """Start observing this process. An error costs your program one line on stderr, and nothing else."""
     try:
         from traincheck.runtime.launching.run_settings import Settings
         from traincheck.runtime.process_session import start as start_session

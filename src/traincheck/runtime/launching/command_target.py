@@ -1,4 +1,4 @@
-"""The target: the user's program as it was named on the command line."""
+"""Parses the command line into your program: a script, a module or a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPILED = (".pyc",)
 SOURCE = (".py", ".pyw")
 INTERPRETER = re.compile(r"python[\d.]*")
 HEAD = 1 << 16
-"""Bytes in which a binary file shows itself by a zero byte; text has none."""
+"""Bytes to search for a zero byte, which a binary file has and text has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,10 @@ class Target:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Target:
-        """The target that `words` name, everything in its arguments as it is. Raises NoTarget.
+        """The target that `words` name, with its arguments unchanged. Raises NoTarget.
 
-        A first word that is no file but a program on the PATH (python, torchrun) begins a command, even without `--`.
+        A first word that is a program on the PATH (python, torchrun) and not a file begins a command, even without
+        `--`.
         """
         first, rest = (words[0], tuple(words[1:])) if words else ("", ())
         if first == "--":
@@ -52,7 +53,7 @@ class Target:
 
     @classmethod
     def running(cls, name: str = "") -> Target:
-        """The program that this process runs, as its command line named it; `name` or `notebook` where none did."""
+        """The program of this process, from its command line; `name` or `notebook` if there is none."""
         main = sys.modules.get("__main__")
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         if name or not file:
@@ -63,7 +64,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """A short name for people and folders: `train` for `dir/train.py`, `-m pkg.train` and `-- bash train.sh`."""
+        """A short name for messages and folders: `train` for `dir/train.py`, `-m pkg.train` and `-- bash train.sh`."""
         word = self.words[0]
         if self.kind == "module":
             return word.rpartition(".")[2]
@@ -71,7 +72,7 @@ class Target:
         return path.stem or path.resolve().stem
 
     def argv(self, python: str) -> list[str]:
-        """The words that start it, with `python` as the interpreter of a script or module."""
+        """The command that starts the target. `python` is the interpreter for a script or module."""
         if self.kind == "script":
             return [python, *self.words]
         if self.kind == "module":
@@ -79,10 +80,10 @@ class Target:
         return list(self.words)
 
     def project(self, cwd: Path, search: str = "") -> tuple[str, ...]:
-        """Absolute folders that hold the user's own code.
+        """Absolute folders with your own code.
 
-        The project around the script's folder (around the working directory for a module or a command, and around the
-        script that a command names); see `own_code`. `search` is what PYTHONPATH says.
+        This is the project around the script's folder. For a module or a command, it is the project around the working
+        directory, and around the script that the command names. See `own_code`. `search` is the value of PYTHONPATH.
         """
         folders = [] if self.kind == "script" else [cwd.resolve()]
         file = cwd / self.words[0] if self.kind == "script" else self.file if self.kind == "command" else None
@@ -93,9 +94,9 @@ class Target:
 
     @property
     def script(self) -> str:
-        """The program's name in books and reports: `dir/train.py`, `-m module`, or of a command `torchrun train.py`.
+        """The program's name in books and reports: `dir/train.py`, `-m module`, or for a command `torchrun train.py`.
 
-        An absolute path is told by its last part, so that books say the same on every machine.
+        Only the last part of an absolute path is used, so that books are the same on every machine.
         """
         if self.kind == "module":
             return f"-m {self.words[0]}"
@@ -104,7 +105,7 @@ class Target:
 
     @property
     def file(self) -> Path | None:
-        """The file that says most of what the program does, None where it cannot be known without starting it."""
+        """The program's main file; None if the command line does not name it."""
         if self.kind == "command":
             return next((Path(word) for word in self.words[1:] if Path(word).is_file()), None)
         path = Path(self.words[0])
@@ -117,16 +118,16 @@ class Target:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of `file` in hex digits, empty where there is none: tells scripts of one name apart."""
+        """The SHA-256 of `file` in hex digits, or an empty string. It distinguishes scripts of the same name."""
         try:
             return hashlib.sha256(self.file.read_bytes()).hexdigest() if self.file else ""
         except OSError:
             return ""
 
     def check(self, environ: Mapping[str, str]) -> None:
-        """Raise ScriptNotFound, NotAScript or CommandNotFound where Python or the shell could only fail.
+        """Raise ScriptNotFound, NotAScript or CommandNotFound if the start is certain to fail.
 
-        A .py file with a syntax error is none of these: Python reports it best. Modules are left to Python as well.
+        Python itself reports syntax errors in .py files and missing modules.
         """
         if self.kind == "script":
             check_script(Path(self.words[0]))
@@ -135,11 +136,11 @@ class Target:
 
 
 def own_code(folder: Path, search: str = "") -> Path:
-    """The outermost folder of the user's own code around `folder`, an absolute path.
+    """The outermost folder of your own code around `folder`, an absolute path.
 
-    This is the folder that marks a project (a repository, a package with its set-up), otherwise one on PYTHONPATH
-    (`search`), otherwise `folder` itself. A home folder, what is above it and the root hold much besides the project,
-    and a folder of installed packages holds other people's code: these are not taken.
+    This is the folder of the project (a repository, a package with its set-up), or a folder on PYTHONPATH (`search`),
+    or `folder` itself. It is never the root, a home folder or a folder above it, because these hold much more than the
+    project. It never reaches across a folder of installed packages, which holds other people's code.
     """
     marked = project_of(folder)
     listed = [Path(entry).resolve() for entry in search.split(os.pathsep) if entry]
@@ -154,7 +155,7 @@ def own_code(folder: Path, search: str = "") -> Path:
 
 
 def _is_program(word: str) -> bool:
-    """Whether a word that may be a script is a program to be run: an interpreter, or no file here and on the PATH."""
+    """Whether a word names a program to run: an interpreter, or a program on the PATH that is not a file here."""
     path = Path(word)
     if path.exists():
         return path.is_file() and INTERPRETER.fullmatch(path.name) is not None
@@ -168,14 +169,14 @@ def check_script(path: Path) -> None:
     if path.is_dir():
         if not (path / "__main__.py").is_file():
             raise NotAScript(path, "a folder without a __main__.py")
-    elif path.is_file() and path.suffix not in COMPILED:  # neither a pipe nor a device is read here
+    elif path.is_file() and path.suffix not in COMPILED:  # pipes and devices are not read here
         reason = _no_source(path)
         if reason and not _runnable_archive(path):
             raise NotAScript(path, reason)
 
 
 def _no_source(path: Path) -> str:
-    """Why the file is not Python source, or an empty text."""
+    """The reason why the file is not Python source, or an empty string."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)

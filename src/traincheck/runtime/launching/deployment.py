@@ -1,19 +1,20 @@
-"""Deployment: which rules of a book are checked on a program, and how severe it is to break them.
+"""Decides which rules of a book apply to a program, and how severe a violation is.
 
 Note [Rules of one program]
-A rule of a book is in one of these cases, for a program that is checked:
+For a checked program, each rule of a book is in one of three groups:
 
-* *own*: it was learned from this very program. It is checked as the book says it, under the names of the program now.
-* *general*: several programs bore it out. It is checked.
-* *of another program*: one program bore it out, and that is not this one. Where the book was not named by the user (the
-  library of the project, packs), the rule is not checked: nobody said that this program is like that one. Who names a
-  book says so, and then what the rule speaks of decides. A rule whose calls are all torch's means the same here, so it
-  is checked, in contexts like those it was learned in. A rule about functions of a package may mean the same: breaking
-  it is a notice. A rule about functions and classes of the other script, and what only says how that program was
-  configured, cannot speak of this one: it is left out, and counted.
+* *own*: the rule was learned from this program. TrainCheck checks it under the program's current names.
+* *general*: several programs confirmed the rule. TrainCheck checks it.
+* *of another program*: only one other program confirmed the rule. If you did not name the book (the library of the
+  project, packs), TrainCheck skips the rule, because the programs may differ.
 
-What a rule is on other programs was decided when the book was learned, see Note [What a rule speaks of] in
-inference/named_books.py: nothing but the book is read before the program starts.
+If you name the book, you state that the programs are comparable. Then the calls in the rule decide. A rule about torch
+calls only means the same here, so TrainCheck checks it in contexts like those it was learned in. A rule about functions
+of a package may mean the same, so its violation is a notice. TrainCheck skips and counts rules about the other script's
+functions and classes, and rules about its configuration.
+
+Learning has already stored how a rule applies to other programs, see Note [What a rule speaks of] in
+inference/named_books.py. So TrainCheck reads only the book before the program starts.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from traincheck.vocab.program import ProgramIdentity, main_of_name
 class Deployment:
     """A book as it is deployed on a program.
 
-    `unused` counts the active rules that belong to other programs, whose names are `others`; `known_as` is another name
-    under which the book knows the program, empty where there is none.
+    `unused` counts the active rules of other programs, and `others` has the names of these programs. `known_as` is
+    another name of this program in the book, or empty.
     """
 
     book: Book
@@ -43,8 +44,10 @@ class Deployment:
 
 
 def deploy(book: Book, program: CheckedProgram, *, named: bool) -> Deployment:
-    """The rules of `book` for `program`, so that `deployable` selects what is to be checked; `named` says that the user
-    named the book. See Note [Rules of one program]."""
+    """The rules of `book` for `program`; `deployable` selects the rules to check. `named` says that you named the book.
+
+    See Note [Rules of one program].
+    """
     scripts = sorted({script for rule in book.invariants for script in (*rule.origin, rule.program) if script})
     own = frozenset(script for script in scripts if program.is_one_of(script, book.runs))
     adapter = _Adapter(program, own, book.runs, named=named)
@@ -62,8 +65,10 @@ def deploy(book: Book, program: CheckedProgram, *, named: bool) -> Deployment:
 
 
 class _Adapter:
-    """Adapts the rules of a book to a program. `own` are the names under which the book knows it; `named` says that the
-    user named the book."""
+    """Adapts the rules of a book to a program.
+
+    `own` has the program's names in the book; `named` says that you named the book.
+    """
 
     def __init__(
         self, program: CheckedProgram, own: frozenset[str], runs: Sequence[LearnedRun], *, named: bool
@@ -77,7 +82,7 @@ class _Adapter:
         self._mains = {script: frozenset(filter(None, names)) for script, names in mains.items()}
 
     def adapted(self, rule: Invariant) -> Invariant | None:
-        """The rule as it is deployed; None where it belongs to another program."""
+        """The rule as it is deployed; None if it belongs to another program."""
         is_own = not self._own.isdisjoint({rule.program} if rule.program else rule.origin)
         elsewhere_rule = rule.elsewhere if self._named else None
         if is_own or (rule.scope == GENERAL and not rule.program):
@@ -91,11 +96,11 @@ class _Adapter:
         return replace(deployed, confidence=max(rule.confidence, elsewhere_rule.confidence))
 
     def _mains_of(self, script: str) -> frozenset[str]:
-        """How `__main__` was called in runs of a script."""
+        """The names of `__main__` in runs of a script."""
         return self._mains.get(script) or frozenset((main_of_name(script),))
 
     def _renamed(self, rule: Invariant) -> Invariant:
-        """An own rule, under the names that script and entry module have now."""
+        """An own rule under the current names of the script and the entry module."""
         script, main = self._program.script, self._program.identity.main or main_of_name(self._program.script)
         olds = {old for name in self._own & {*rule.origin, rule.program} for old in self._mains_of(name)} - {main}
         renamed = rule

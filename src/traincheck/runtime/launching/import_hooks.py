@@ -1,6 +1,7 @@
-"""A post-import hook: calls back once when a module has been imported, and leaves nothing to be seen of it.
+"""Calls a function once after the import of a module, and then removes all traces of the hook.
 
-Only what every Python process has loaded anyway is imported here: this runs at the start of all of them.
+This file imports only modules that every Python process has loaded anyway, because it runs at the start of each
+process.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 
 
 class PostImport:
-    """A finder that lets the others find the module `name` and calls `callback` once its body has run.
+    """A finder that leaves the search to the other finders, and calls `callback` after the body of the module `name`
+    ran.
 
-    The module's `__spec__` and `__loader__` are the real ones. An import that fails keeps the hook for the next try;
-    one that succeeds removes it. What the callback raises reaches the import, so it should raise nothing.
+    The module keeps its real `__spec__` and `__loader__`. A failed import keeps the hook for the next attempt, and a
+    successful import removes it. The importing code sees exceptions of the callback, so the callback should raise none.
 
-    Known limitations: a finder that stands before this one and answers by itself, or a loader that takes no attribute
-    (a class, as for frozen modules), leaves the import unseen.
+    Known limitations: the hook misses an import by an earlier finder, and an import whose loader accepts no attributes
+    (a class, as for frozen modules).
     """
 
     def __init__(
@@ -37,10 +39,10 @@ class PostImport:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the finders after this one give for `name`, with its loader watched; None for others."""
+        """The spec of the later finders for `name`, with a hook on its loader; None for other modules."""
         if fullname != self.name or get_ident() in self._asking:
             return None
-        self._asking.add(get_ident())  # a finder that asks all the others, as this one does, would never end
+        self._asking.add(get_ident())  # stops the recursion with another finder that also calls all others
         try:
             spec = self._found_by_others(fullname, path, target)
         finally:
@@ -62,13 +64,13 @@ class PostImport:
         return None
 
     def _watch(self, loader: Any) -> None:
-        """Have `loader` call back: an attribute of this one object, gone again before the module's body runs."""
+        """Hook `loader` through an attribute of this one object. It is removed before the body of the module runs."""
         execute = getattr(loader, "exec_module", None)
         if execute is None:
             return
 
         def exec_module(module: ModuleType) -> None:
-            if module.__name__ != self.name:  # one loader may serve several modules, as that of a zip file does
+            if module.__name__ != self.name:  # a loader may serve several modules, as for zip files
                 execute(module)
                 return
             vars(loader).pop("exec_module", None)
@@ -94,11 +96,11 @@ class PostImport:
 def when_imported(
     name: str, callback: Callable[[], None], around: Callable[[], Callable[[], None]] | None = None
 ) -> Callable[[], None]:
-    """Call `callback` once the module `name` has been imported: at once if it has. One hook for each name.
+    """Call `callback` after the import of the module `name`: at once if it is imported. Each name has one hook.
 
-    A module that is being imported counts when its import ends: a library may import torch, and so start us, before it
-    defines anything. `around` is called before the body of a later import, and its result afterwards. The returned
-    function removes the hook if the module was not imported meanwhile.
+    For an import in progress, the callback runs at its end. (A library may import torch, and so start TrainCheck,
+    before it defines anything.) `around` is called before the body of a later import, and its result afterwards. The
+    returned function removes the hook, if the module is still not imported.
     """
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
@@ -118,9 +120,9 @@ def when_imported(
 
 
 def _when_initialized(name: str, spec: Any, callback: Callable[[], None]) -> Callable[[], None]:
-    """Call `callback` when the import under way ends. Until then the spec of the module has a class of ours.
+    """Call `callback` at the end of the import in progress. Until then the spec of the module has a temporary class.
 
-    The import system sets `_initializing` of the spec to False as its last act.
+    The import system sets `_initializing` of the spec to False as its last step.
     """
     plain = type(spec)
 

@@ -1,8 +1,7 @@
-"""Imported: which packages a program imports, read from its text before it runs.
+"""Finds the packages that a program imports, from its source and before it runs.
 
-Files of the program's own folder are read as well, and of packages that are installed what they require. What is
-imported by other means than the word (plugins, a shell script) is not seen; where a text cannot be read, nothing is
-said.
+It reads the files in the program's own folder, and the requirements of installed packages. It misses packages that are
+imported in other ways (plugins, a shell script). If it cannot read a source file, it assumes nothing about the program.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
 
 MOST_FILES = 300
 LARGEST_TEXT = 1 << 20
-"""Files of the program's own that are read, and the bytes of one: a program has fewer, and what is larger is data."""
+"""Limits for the number of the program's own files, and for the bytes of a file. A larger file is data."""
 
 MOST_REQUIRED = 300
-"""Packages whose requirements are followed."""
+"""Limit for the packages whose requirements are read."""
 
 _SEVERAL_RANKS = re.compile(r"\b(distributed|multiprocessing|DataParallel|devices|num_processes|nproc)\b")
-"""Words of a text that may start other ranks, or be started as one."""
+"""Words in a source file that hint at several ranks."""
 
 
 def program_of(target: Target, environ: Mapping[str, str], cwd: Path, excluded: Collection[str] = ()) -> Program:
-    """What can be known of a program before it runs. What the packages `wanted` themselves require is not told."""
-    from traincheck.invariants.packs import Program  # a recording reads texts only
+    """The facts about a program before it runs. It does not read the requirements of `excluded` packages."""
+    from traincheck.invariants.packs import Program  # a recording does not need it
 
     release = _installed("torch")
     read = _read_all(target, cwd)
@@ -53,7 +52,7 @@ def _installed(package: str) -> str:
 
 
 def _read_all(target: Target, cwd: Path) -> tuple[set[str], bool] | None:
-    """The packages that its own files import, and whether they speak of ranks; None where one cannot be read."""
+    """The packages that its own files import, and whether they mention ranks; None if a file cannot be read."""
     first = target.file
     if first is None or first.suffix not in SOURCE:
         return None
@@ -65,7 +64,7 @@ def _read_all(target: Target, cwd: Path) -> tuple[set[str], bool] | None:
             ranks = ranks or _SEVERAL_RANKS.search(text) is not None
             for name in _imported(tree, path, homes):
                 outermost = name.partition(".")[0]
-                if not list(_own(outermost, homes)):  # what is imported from its own modules may be any name in them
+                if not list(_own(outermost, homes)):  # a name from the program's own modules is no package
                     packages.add(outermost)
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
@@ -73,10 +72,10 @@ def _read_all(target: Target, cwd: Path) -> tuple[set[str], bool] | None:
 
 
 def own_files(first: Path, homes: list[Path]) -> Iterator[tuple[Path, str, ast.Module]]:
-    """The file `first` and the files in the folders `homes` that it imports, each with its text and what it parses to.
+    """The file `first` and all files in the folders `homes` that it imports, each with its text and syntax tree.
 
-    Raises OSError, ValueError, SyntaxError, RecursionError or MemoryError where one cannot be read, is too large, or
-    there are too many of them.
+    Raises OSError, ValueError, SyntaxError, RecursionError or MemoryError if a file cannot be read, is too large, or if
+    there are too many files.
     """
     waiting, seen = [first.resolve()], set[Path]()
     while waiting:
@@ -94,14 +93,14 @@ def own_files(first: Path, homes: list[Path]) -> Iterator[tuple[Path, str, ast.M
 
 
 def _parsed(text: str) -> ast.Module:
-    """The text, parsed without a word: what Python has to say of it, it says when the program runs."""
+    """The syntax tree of the text. Warnings are suppressed, because Python repeats them when the program runs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text)
 
 
 def _imports(module: ast.Module, path: Path, homes: list[Path]) -> Iterator[str]:
-    """The modules that are imported anywhere in a file; of `from a import b` both `a` and `a.b`."""
+    """The modules that a file imports anywhere; for `from a import b` both `a` and `a.b`."""
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -116,18 +115,18 @@ def _imports(module: ast.Module, path: Path, homes: list[Path]) -> Iterator[str]
 
 
 def _imported(module: ast.Module, path: Path, homes: list[Path]) -> set[str]:
-    """The modules that are imported anywhere in a file, and the packages around them."""
+    """The modules that a file imports anywhere, and the packages around them."""
     return {part for name in _imports(module, path, homes) for part in _with_packages(name)}
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """The module and the packages around it, which are imported with it."""
+    """The module and the packages around it, which Python imports first."""
     parts = name.split(".")
     return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _own(name: str, homes: list[Path]) -> Iterator[Path]:
-    """The files of the program's own that the module `name` is."""
+    """The program's own files for the module `name`."""
     for home in homes:
         path = home.joinpath(*name.split("."))
         for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
@@ -137,7 +136,7 @@ def _own(name: str, homes: list[Path]) -> Iterator[Path]:
 
 
 def _required(packages: set[str], excluded_names: Collection[str]) -> set[str]:
-    """These and all that the installed ones among them require, but for what those that are `enough` do."""
+    """The packages and all requirements of the installed packages, except the requirements of `excluded_names`."""
     required: set[str] = set()
     waiting = sorted(packages - set(sys.stdlib_module_names))
     while waiting and len(required) < MOST_REQUIRED:

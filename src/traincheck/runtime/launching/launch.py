@@ -1,12 +1,12 @@
-"""Launch: start the user's program as it would start without us, wait for it, and say how it ended.
+"""Starts your program as it would start without TrainCheck, waits for it, and returns its exit status.
 
-Note [The program is a child]. The program runs in a process of its own, with our standard streams, working directory
-and terminal. So its `__main__`, its argv and its way to end are Python's own business, and nothing that we do before or
-afterwards (reading books, writing reports) shares memory, modules or a fate with it.
+Note [The program is a child]. The program runs in its own process, with our standard streams, working directory and
+terminal. So Python alone sets its `__main__` and argv, and ends it. TrainCheck's own work before and afterwards
+(reading books, writing reports) shares no memory or modules with it, and cannot crash it.
 
-Note [While the program starts]. To import torch takes seconds, in which this process has nothing to do. So before the
-start it does what may keep the program from being started at all (options, books, packages that add rules), and imports
-no more than that takes. What it needs while the program runs and when it has ended is imported right after the start.
+Note [While the program starts]. The import of torch takes seconds, in which this process is idle. Before the start,
+TrainCheck does only the work that can prevent the start (options, books, packages that add rules), and imports only
+modules for it. It imports the modules for later work right after the start.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from traincheck.runtime.launching.run_settings import Settings
 from traincheck.runtime.stderr_log import in_words, log_warning
 
 FROM_TERMINAL = ("SIGINT", "SIGQUIT")
-"""The terminal sends these to the whole foreground group: the child has them already."""
+"""The terminal sends these to the whole foreground group, so the child gets them directly."""
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""Job schedulers send these to the process they started: a warning, a request to save, the end."""
+"""Job schedulers send these to the process they started, to warn it, request a checkpoint, or end it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How the program ended: `code` as a shell says it (128+N for signal N), `signal` N or 0, wall-clock seconds."""
+    """Exit status: `code` as in a shell (128+N for signal N), `signal` N or 0, and wall-clock seconds."""
 
     code: int
     signal: int
@@ -48,14 +48,14 @@ class ExitStatus:
 
     @property
     def signal_name(self) -> str:
-        """`SIGKILL` and the like, an empty text when no signal ended it."""
+        """The name of the signal that ended it, such as `SIGKILL`, or an empty string."""
         return signal.Signals(self.signal).name if self.signal in list(signal.Signals) else ""
 
 
 class Relay:
-    """While it is open, this process outlives what is sent to stop the child, and passes on what the child lacks.
+    """Context manager that survives signals meant for the child, and forwards those that the child did not get.
 
-    A signal that was ignored when we started (as under nohup) stays ignored, in the child too.
+    Signals that were ignored at our start (as under nohup) stay ignored, in the child too.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Relay:
             number = getattr(signal, name, None)
             if number is None or signal.getsignal(number) is signal.SIG_IGN:
                 continue
-            # Never SIG_IGN: a child inherits that, and Python then leaves out KeyboardInterrupt.
+            # Never SIG_IGN: a child inherits that, and Python then raises no KeyboardInterrupt.
             self._before[number] = signal.signal(number, self._received)
         return self
 
@@ -77,7 +77,7 @@ class Relay:
             signal.signal(number, handler)
 
     def to(self, child: subprocess.Popen[bytes]) -> None:
-        """Pass signals on to `child`, also those that came before it was there."""
+        """Forward signals to `child`, including earlier signals."""
         self._child = child
         for number in self._early:
             child.send_signal(number)
@@ -92,7 +92,7 @@ class Relay:
 
 
 def in_foreground() -> bool:
-    """Whether a terminal is there that would have sent a Ctrl-C to our whole process group."""
+    """Whether a terminal sends Ctrl-C to our whole process group."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -111,13 +111,14 @@ def launch(
     environ: Mapping[str, str],
     beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> ExitStatus:
-    """Run `target` to its end with the environment `environ`, its Python processes observed as `settings` say.
+    """Run `target` to its end with the environment `environ`. Its Python processes are observed according to
+    `settings`.
 
-    What `beside` makes is made when the program has started, and open while it runs; where it cannot be made that is
-    said, and the program runs on, see Note [While the program starts].
+    TrainCheck calls `beside` after the start, and keeps its context open while the program runs. If `beside` fails,
+    TrainCheck logs a warning and the program continues, see Note [While the program starts].
 
-    The settings are written into the run folder, which must exist. Raises UsageError where there is nothing to run,
-    OutputError when the settings cannot be written. What the program does with its own exit is in the result.
+    TrainCheck writes the settings into the run folder, which must exist. Raises UsageError if there is no program to
+    run, and OutputError if the settings cannot be written.
     """
     target.check(environ)
     settings.write(settings.file)
@@ -129,7 +130,7 @@ def launch(
             try:
                 open_beside.enter_context(beside())
             except Exception as error:
-                log_warning(f"{in_words(error)} (the program is not concerned)")
+                log_warning(f"{in_words(error)} (the program continues)")
             code = child.wait()
         seconds = time.monotonic() - started
     return ExitStatus(code if code >= 0 else 128 - code, max(0, -code), seconds)
@@ -138,7 +139,7 @@ def launch(
 def _start(target: Target, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     argv = target.argv(sys.executable)
     try:
-        # Descriptors that we were given for the program (a job server's pipe, say) are its own: close_fds=False.
+        # The child inherits descriptors that are meant for it (such as a job server's pipe): close_fds=False.
         return subprocess.Popen(argv, env=dict(environ), close_fds=False)
     except FileNotFoundError as error:
         raise CommandNotFound(argv[0]) from error

@@ -1,14 +1,14 @@
-"""Program text: the identity of a program, read from its source before it runs.
+"""Identifies a program from its source code before it runs.
 
 Note [Features of a text]
-Each feature is one statement about the structure of a text: a class and its bases, a function, an argument of it, an
-import, a call of something inside a function, an attribute or variable that it assigns. `self.conv1 = nn.Conv2d(...)`
-in a model gives the names of which those of its modules and parameters are made. Values (numbers, texts), comments and
-order are no features, so that another seed, batch size or rate is the same program.
+Each feature is one statement about the structure of the source. Examples are a class and its bases, a function and its
+arguments, an import, a call inside a function, and an assigned attribute or variable. `self.conv1 = nn.Conv2d(...)` in
+a model determines the names of its modules and parameters. Values (numbers, strings), comments and order are not
+features, so another seed, batch size or learning rate gives the same program.
 
-The text is read and not the models in memory, because the rules of a program are deployed when it starts: the first
-window has to be observed by them as well, and the command, the processes and a later `traincheck check` have to decide
-alike.
+TrainCheck reads the source, not the models in memory, because it selects the rules before the program starts. These
+rules must apply to the first window. The command, the processes and a later `traincheck check` must make the same
+decision.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from traincheck.trace.run_notes import Manifest
 
 MODULE_FLAGS = ("-m", "--module")
-"""Flags of Python and of launchers that are followed by the name of a module."""
+"""Flags of Python and of launchers before a module name."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedProgram:
-    """The program that is checked: its name in run.json, the name by which it is known in books, and what it is.
+    """A checked program: its name in run.json, its name in books, and its identity.
 
-    `name` is what the user gave with `--as`, otherwise the name in run.json.
+    `name` is the value of `--as`, or else the name in run.json.
     """
 
     script: str
@@ -53,9 +53,9 @@ class CheckedProgram:
         return cls(manifest.script, manifest.script, identity)
 
     def is_one_of(self, script: str, runs: Iterable[LearnedRun]) -> bool:
-        """Whether this is the program `script` that a book learned `runs` from.
+        """Whether this is the program `script` in the `runs` of a book.
 
-        Source texts decide where both are known, and names elsewhere.
+        The identities decide if both are known, and the names otherwise.
         """
         answers = [self.identity.same_as(ProgramIdentity.parse(run.program)) for run in runs if run.script == script]
         decided = [same for same in answers if same is not None]
@@ -64,7 +64,7 @@ class CheckedProgram:
 
 @functools.lru_cache(16)
 def identity_of(target: Target, cwd: Path) -> ProgramIdentity:
-    """What the program is. Where its text cannot be read, the identity knows the name of its entry module at most."""
+    """The identity of the program. If the source cannot be read, it has the name of the entry module at most."""
     entry_point = entry_of(target, cwd)
     if entry_point is None:
         return ProgramIdentity(main_name_of(target))
@@ -84,14 +84,14 @@ def identity_of(target: Target, cwd: Path) -> ProgramIdentity:
 
 
 def main_name_of(target: Target) -> str:
-    """The name of `__main__` in the process of the program, as far as the command line says it."""
+    """The name of `__main__` in the program's process, according to the command line."""
     return target.words[0] if target.kind == "module" else target.name
 
 
 def entry_of(target: Target, cwd: Path) -> tuple[str, Path] | None:
-    """The name of the entry module and its file; None where there is no Python file.
+    """The name and file of the entry module; None if there is no Python file.
 
-    Launchers (`torchrun`, `accelerate launch`, `python -m torch.distributed.run`) are looked through.
+    For launchers (`torchrun`, `accelerate launch`, `python -m torch.distributed.run`) it is the launched program.
     """
     words: Sequence[str] = target.words
     if target.kind == "script":
@@ -110,7 +110,7 @@ def entry_of(target: Target, cwd: Path) -> tuple[str, Path] | None:
 
 
 def features(tree: ast.AST) -> Iterator[str]:
-    """The features of a text, see Note [Features of a text]."""
+    """The features of a source text, see Note [Features of a text]."""
     yield from _inside(tree, "")
 
 
@@ -138,7 +138,7 @@ def _inside(node: ast.AST, scope: str) -> Iterator[str]:
 
 
 def _dotted(node: ast.AST) -> str:
-    """`self.conv1` for such an expression, empty for others; of what is called on a result, the name behind it."""
+    """`self.conv1` for such an expression, `.name` for an attribute of a result, and an empty string otherwise."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""What a run is checked against: the books and packs that were named, or the project's library and what is shipped."""
+"""Selects the rules for a run: from named books and packs, or from the project's library and the shipped packs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ from traincheck.runtime.stderr_log import log_warning
 
 @dataclass(frozen=True)
 class Rules:
-    """What a run is checked against: the books with their paths and whether the user named them, and the rules of packs
-    and of what is executed again, which are of no single program."""
+    """The rules for a run.
+
+    `books` has the path and the content of each book, and whether you named it. `others` has rules that belong to no
+    program: those of packs and of replays.
+    """
 
     books: tuple[tuple[str, Book, bool], ...]
     others: tuple[tuple[str, Book], ...]
 
     def book(self, program: CheckedProgram, *, or_nothing: bool = False) -> Book:
-        """One book of all rules, as they are deployed on `program`, and with them what every training does; lines say
-        which are not checked, and why.
+        """All rules as one book, deployed on `program`, plus the built-in rules of training. Log lines report skipped
+        rules.
 
-        Raises NoRuleDeployed where none is checked, unless it may be nothing.
+        Raises NoRuleDeployed if no rule is left, unless `or_nothing`.
         """
         deployed = [(path, book, deploy(book, program, named=named)) for path, book, named in self.books]
         for path, book, deployment in deployed:
@@ -47,20 +50,19 @@ class Rules:
 
 
 def book_of(config: Config, program: CheckedProgram, look: Callable[[Collection[str]], Program] | None = None) -> Book:
-    """One book of all that was asked for, as it is deployed on `program`.
+    """All requested rules as one book, deployed on `program`.
 
-    Raises what `rules_of` raises, and NoRuleDeployed where none of it is checked on the program.
+    Raises the errors of `rules_of`, and NoRuleDeployed if no rule applies to the program.
     """
     return rules_of(config, look).book(program)
 
 
 def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None = None) -> Rules:
-    """All that was asked for: the books that are named, and the packs; where no book is named, that of the project's
-    library and the packs that are shipped. `look` says what is known of the program, given the packages that matter.
-    Where steps are executed again, the rules about that are in it.
+    """The requested rules: those of the named books and packs, and the rules of replays if replays are on.
 
-    Raises NoBook where there is nothing to check against, BookError for what cannot be read, BadOption for what no
-    packs can be.
+    Without a named book, these are the project's library and the shipped packs. `look` describes the program, given the
+    packages that matter. Raises NoBook if there are no rules, BookError for unreadable books, and BadOption for invalid
+    packs.
     """
     several = [read_packs(address) for address in packs_of(config)]
     books = config.books or own_books(Path.cwd())
@@ -73,14 +75,14 @@ def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None =
     own = tuple((path, read_book(path), bool(config.books)) for path in books)
     others = [("the packs", book_of_packs(several, program))] if several else []
     if config.replay_every:
-        from traincheck.relations.consistent import builtin_rules  # relations take long to import
+        from traincheck.relations.consistent import builtin_rules  # the import is slow
 
         others.append(("what is executed again", Book(builtin_rules.of_replays())))
     return Rules(own, tuple(others))
 
 
 def lines_of(name: str, active: int, deployment: Deployment) -> Iterator[str]:
-    """What a user has to know of how a book is deployed: under which name it knows the program, and what is unused."""
+    """Messages about a deployed book: the program's name in it, and the number of skipped rules."""
     if deployment.known_as:
         yield f"{name} was learned from this program under the name {deployment.known_as}; its rules are checked"
     if deployment.unused:
@@ -92,21 +94,21 @@ def lines_of(name: str, active: int, deployment: Deployment) -> Iterator[str]:
 
 
 def own_books(start: Path) -> tuple[str, ...]:
-    """The book of the library of the project that the folder belongs to, if it has one; a line says so."""
-    from traincheck.invariants.library import BOOK, find, read_record  # where a book is named, neither is needed
+    """The book of the project's library, if it has one, with a log line."""
+    from traincheck.invariants.library import BOOK, find, read_record  # a named book needs neither
     from traincheck.reporting.phrases import number
 
     library = find(start)
     if library is None:
         return ()
     log_warning(
-        f"checking against what {number(len(read_record(library).runs), 'accepted run')} showed: {library / BOOK}"
+        f"checking against the rules of {number(len(read_record(library).runs), 'accepted run')}: {library / BOOK}"
     )
     return (str(library / BOOK),)
 
 
 def packs_of(config: Config) -> list[str]:
-    """The places of the packs that were asked for. Raises BadOption."""
+    """The paths or addresses of the requested packs. Raises BadOption."""
     addresses = config.packs or (() if config.books else (SHIPPED_PACKS,))
     if addresses == (NO_PACKS,):
         return []
@@ -118,16 +120,16 @@ def packs_of(config: Config) -> list[str]:
 
 
 def summary_of(packs: Packs, program: Program) -> str:
-    """Which of some packs are used, in a line."""
+    """A log line about the packs in use."""
     from traincheck.reporting.phrases import number
 
     used, manifest = packs.of_use(program), packs.manifest
     whose = f"packs {manifest.name} {manifest.version}"
     if not used:
         return (
-            f"the {whose} are for torch {manifest.torch} and newer, and none of them is used"
+            f"the {whose} are for torch {manifest.torch} and newer; none of them is used"
             if manifest.torch
-            else (f"none of the {whose} is of use to this program")
+            else (f"none of the {whose} applies to this program")
         )
     names = ", ".join(pack.name for pack in used)
     return f"checking against {number(sum(pack.rules for pack in used), 'rule')} of the {whose}: {names}"

@@ -1,4 +1,4 @@
-"""The settings that a command passes to the processes of a run, as RUN/session.json."""
+"""Passes settings from a command to the processes of a run, as RUN/session.json."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ FILE_NAME = "session.json"
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """The settings of every observed process of one run.
 
-    `run_folder` is absolute: the folder of the file, which the file itself does not name. `project` holds absolute
-    folders of the user's own code, `packages` the names of further observed packages. `live_terminal` shows findings on
-    stderr as they are made. `record` selects the recorded windows: all, or those that `Retention` keeps.
-    `records_settings` observes the settings of the program even without a rule about them. `keep_recording` is the
-    limit in bytes for a process, 0 for none. Of `replay_every` steps one is replayed (sources/replay/replays.py), 0 for
-    none. `budget` (a share of one; 0 for none), `sample_every` and `warm_up` are those of `Sampling`.
-    `installed_sources` says whether a process looks for sources of installed packages.
-    You may add fields: an older process ignores them.
+    `run_folder` is absolute. The file does not store it, because it is the file's own folder. `project` has absolute
+    folders of your own code, and `packages` the names of further observed packages. `live_terminal` shows findings on
+    stderr during the run. `record` selects the recorded windows: all, or those that `Retention` selects.
+    `records_settings` observes the program's settings even without a rule about them.
+
+    `keep_recording` is the limit in bytes for a process, 0 for no limit. One step in `replay_every` is replayed
+    (sources/replay/replays.py), 0 for none. `budget` (a share from 0 to 1, 0 for no limit), `sample_every` and
+    `warm_up` are those of `Sampling`. `installed_sources` makes a process search installed packages for sources. You
+    may add fields: an older process ignores them.
     """
 
     run_folder: str
@@ -52,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     @property
     def file(self) -> Path:
-        """The file of these settings, for the processes of the run."""
+        """Path of these settings, for the processes of the run."""
         return Path(self.run_folder) / FILE_NAME
 
     @property

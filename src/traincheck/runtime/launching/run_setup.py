@@ -25,17 +25,16 @@ from traincheck.vocab.program import ProgramIdentity
 
 
 def begin(target: Target, config: Config, path: Path | None, book: Book | None) -> tuple[RunFolder, Settings]:
-    """A run folder, at `path` or in the folder of runs, and the settings of the run.
+    """Create a run folder, at `path` or in the folder of runs, and return it with the settings of the run.
 
-    The run is checked against `book`, or recorded in full without a book.
-
-    Raises RunFolderError or OutputError, and PluginError for a package whose source cannot be used.
+    The run is checked against `book`, or recorded in full without a book. Raises RunFolderError or OutputError, and
+    PluginError for a package with an unusable source.
     """
     plugins.check(plugins.SOURCE_GROUP)
     mode: Literal["collect", "run"] = "run" if book is not None else "collect"
     folder = RunFolder.create(path or default_folder(config.runs, target), manifest(target, config, mode))
     books: tuple[str, ...] = ()
-    if book is not None:  # a copy, which later changes do not reach
+    if book is not None:  # a copy, so that later changes have no effect
         write_book(book, folder.path / BOOK_FILE)
         books = (str((folder.path / BOOK_FILE).absolute()),)
     run_settings = settings(target, config, folder.path.absolute(), mode, books)

@@ -1,1 +1,1 @@
-"""Recording: which windows are observed, judged and written, and at what cost."""
+"""Decides which windows to observe, check and write, and limits the overhead."""

@@ -1,7 +1,7 @@
-"""Closer: observes everything for some steps, after the first violation of a rule or on request.
+"""Records every API call for a few steps, after the first violation of a rule or on request.
 
-See Note [Reattachment] in sources/attachment.py for how. It begins and ends between calls of the training thread, and
-counts the steps that were recorded in full from their beginning to their end.
+Note [Reattachment] in sources/attachment.py explains the mechanism. A burst begins and ends between two calls of the
+training thread. The recorder counts the steps that were recorded in full.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ if TYPE_CHECKING:
     from traincheck.sources.recording.recorder import Recorder
 
 MOST_TIMES = 3
-"""How often a run looks closer by itself: what is broken by then shows in the report, and full steps cost time."""
+"""Automatic bursts per run. Later errors appear in the report anyway, and full recording costs time."""
 
 MOST_SECONDS = 120.0
-"""How long it may take in all, where steps are slow; the step under way is finished."""
+"""Total seconds of all bursts, for programs with slow steps. The recorder finishes the current step."""
 
 MOST_TRIES = 200
-"""Windows in which a moment is waited for at which sources can be attached anew."""
+"""Windows to wait for a moment at which the sources can be attached again."""
 
 
 class BurstRecorder:
-    """`ask` and `violated` may be called from any thread, the others on the one that trains."""
+    """Starts and ends bursts of full recording.
+
+    You may call `ask` and `violated` from any thread, and the other methods only on the training thread.
+    """
 
     def __init__(
         self,
@@ -51,13 +54,13 @@ class BurstRecorder:
         self._tries = 0
         self._off_for_good = ""
         self._began = 0.0
-        self._from = 0  # the place from which on everything is observed
-        self._start = 0  # where the open window begins
+        self._from = 0  # the first event that is recorded in full
+        self._start = 0  # the first event of the current window
         self._left = 0
         self._over = False
 
     def violated(self, rules: tuple[str, ...]) -> None:
-        """A finding of severity error was made, of these rules."""
+        """React to a finding of severity error about these rules."""
         self._recorder.raise_suspicion()
         with self._lock:
             first = not self._reported_rules.intersection(rules)
@@ -69,11 +72,11 @@ class BurstRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """Whether everything is observed at this moment."""
+        """Whether a burst is active."""
         return self._attachment.records_everything
 
     def ask(self, steps: int) -> str:
-        """Look closer for so many steps; why that cannot be done."""
+        """Request a burst of `steps` steps. Returns the reason for a refusal, or an empty string."""
         if self._off_for_good:
             return self._off_for_good
         self._requested_steps = max(self._requested_steps, steps)
@@ -81,7 +84,7 @@ class BurstRecorder:
         return ""
 
     def at_rest(self) -> None:
-        """The training is between two calls: begin or end, where that is due."""
+        """Begin or end a burst if necessary. Called between two calls of the training thread."""
         closer = self._attachment.records_everything
         if not self._recorder.watching:
             return
@@ -91,12 +94,12 @@ class BurstRecorder:
             self._attach(closer=True)
 
     def at_border(self, step: int, stage: str) -> None:
-        """A window of this step has ended."""
+        """Count a window that has ended, of this step and stage."""
         start, self._start = self._start, self._recorder.window_start
         if not self._attachment.records_everything:
             self._tries += bool(self._requested_steps)
             if self._tries > MOST_TRIES:
-                self._decline("no moment was found at which all could be observed")
+                self._decline("no moment was suitable for attaching to all calls")
             return
         if start < self._from or stage != TRAIN or self._over:
             return
@@ -124,5 +127,5 @@ class BurstRecorder:
 
     def _decline(self, reason: str) -> None:
         self._requested_steps = self._tries = 0
-        self._off_for_good = f"it was not looked closer: {reason}"
+        self._off_for_good = f"burst recording is not available: {reason}"
         self._state.decline(self._off_for_good)

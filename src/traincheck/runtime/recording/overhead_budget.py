@@ -1,12 +1,15 @@
-"""The budget: of how many steps one may be watched, so that watching takes no more than a share of the time of a step.
+"""Chooses the sampling interval that keeps the overhead within a share of the step time.
 
 Note [What watching costs]
-A watched step costs what our own work takes in it, and what the background thread takes for it. Plain is a step of
-which neither is left, as steps are that are not watched. Where there is an accelerator, our own work is mostly to wait
-for what the program has asked of it, which the program would wait for itself; so there it is found out by how much a
-watched step is longer than others, as soon as there are others. Of all that medians are taken, so that a step that
-saves or waits for data says nothing. (The thread beside works off several windows in a row: what it took counts by the
-window.) An interval that turns out too small is widened at once, one that is too large narrows step by step.
+The cost of an observed step is TrainCheck's own work on the training thread plus the work of its background thread. A
+plain step has neither cost; skipped steps are plain steps.
+
+On an accelerator, most of our own work is waiting for kernels that the program would wait for anyway. There the budget
+compares observed steps with skipped steps, as soon as it has enough skipped steps.
+
+All figures are medians, so that steps that save a checkpoint or wait for data have no effect. The background thread
+processes several windows in a row, so its time is divided by the number of windows. The budget widens an interval that
+is too small at once, and narrows an interval that is too large step by step.
 """
 
 from __future__ import annotations
@@ -17,21 +20,21 @@ from collections import deque
 from collections.abc import Callable
 
 WIDEST = 10_000
-"""Of so many steps one is watched in any case: even where that costs more than it may, it is worth knowing. Also what
-holds while nothing was measured."""
+"""Largest interval: observe at least one step in this many, even above the budget. Also the interval before the first
+measurement."""
 
 KEPT = 15
-"""Steps that medians are taken of: half a dozen slow ones do not move them."""
+"""Steps in a median: half a dozen slow steps do not move it."""
 ENOUGH = 5
-"""Steps that were not watched, before one of them counts as what a plain step takes."""
+"""Skipped steps that are necessary before their median counts as the time of a plain step."""
 NARROWING = 0.8
 ROUNDING = 1e-6
 LEAST_OF_OURS = 0.25
-"""How much of our own work is no waiting, at least."""
+"""Smallest share of our own work that counts as cost rather than waiting."""
 
 
 class Costs:
-    """What the latest windows of one stage took, in seconds."""
+    """Durations of the latest windows of one stage, in seconds."""
 
     def __init__(self) -> None:
         self._plain: deque[float] = deque(maxlen=KEPT)
@@ -40,20 +43,20 @@ class Costs:
         self._background: deque[float] = deque(maxlen=KEPT)
 
     def unwatched(self, wall: float) -> None:
-        """A window that was not watched took so long."""
+        """Add the duration of a skipped window."""
         self._plain.append(wall)
 
     def watched(self, wall: float, ours: float) -> None:
-        """A window that was watched took so long, with what was our own work."""
+        """Add the duration of an observed window and our own share of it."""
         self._walls.append(wall)
         self._ours.append(ours)
 
     def worked_off(self, seconds: float) -> None:
-        """The thread beside has worked off some windows, and took so long for each."""
+        """Add the background thread's time per window."""
         self._background.append(seconds)
 
     def interval(self, share: float, *, waits: bool) -> int | None:
-        """The least interval that keeps to the share, None where nothing was watched yet."""
+        """Smallest interval within the share; None before the first observed window."""
         if not self._walls:
             return None
         cost = ours = statistics.median(self._ours)
@@ -69,8 +72,10 @@ class Costs:
 
 
 class Budget:
-    """Says which interval keeps to a share of the time. `background` tells the seconds that the thread beside has taken
-    so far and the windows that it has worked off, `waits` whether our own work may be to wait for an accelerator.
+    """Chooses the interval that keeps the overhead within a share of the time.
+
+    `background` returns the seconds and windows that the background thread has processed. `waits` says whether our own
+    work may be waiting for an accelerator.
     """
 
     def __init__(
@@ -83,14 +88,14 @@ class Budget:
         self.background = background
         self.waits = waits
         self._share = share
-        self._interval = 0  # nothing was measured yet
+        self._interval = 0  # 0 before the first measurement
         self._costs: dict[str, Costs] = {}
-        self._background = (0.0, 0)  # as it was told last
+        self._background = (0.0, 0)  # the previous result of `background`
         self._unwatched = 0
 
     @property
     def share(self) -> float | None:
-        """The share, None where there is no limit."""
+        """Allowed share of the time; None without a limit."""
         return self._share
 
     @share.setter
@@ -100,13 +105,13 @@ class Budget:
 
     @property
     def interval(self) -> int:
-        """The interval that keeps to the share."""
+        """Current interval."""
         if self._share is None:
             return 1
         return self._interval or WIDEST
 
     def took(self, stage: str, watched: bool, wall: float, ours: float) -> None:
-        """A window took so long, and of that our own work."""
+        """Add a window's duration and our own share of it."""
         costs = self._costs.setdefault(stage, Costs())
         if not watched:
             costs.unwatched(wall)

@@ -1,19 +1,22 @@
-"""The pipeline: takes closed windows off the training thread and hands them to the trace and the live checker.
+"""Moves closed windows from the training thread to the recording and the live checker.
 
 Note [Never wait for the background]
-The training thread only puts a window into a queue, which takes no lock of Python's own, so that a handler of a signal
-may do so in the middle of that. What waits there is bounded, in windows and in memory; beyond that whole windows are
-dropped and counted. The end of the program waits for what is left, but not for a stage that has stopped moving.
+The training thread only puts a window into a queue. The queue takes no Python lock, so a signal handler may interrupt
+it and do the same. The queue is bounded in windows and in memory; the pipeline drops and counts windows beyond the
+bound. The end of the program waits for the remaining windows, but not for a stage that makes no progress.
 
 Note [Several windows at a time]
-Judging and writing run Python code: they hold the lock that the training thread needs, and what a step of training
-leaves of the caches makes them take three times as long as they would in a row. So where steps are short, what waits is
-done together, ten times a second; where they are long, at once. It is done at once, too, at the start, where most
-errors show and programs end that only try something, and where the training is to heed what is found.
+Checking and writing run Python code, and hold the lock that the training thread needs. After a training step the caches
+are cold, so a single window takes three times as long as a window in a row. Where steps are short, the pipeline
+therefore processes waiting windows together, ten times a second. Where steps are long, it processes each window at
+once.
+
+The first windows are also processed at once: most errors appear there, and trial runs end there. The same holds if the
+training acts on findings.
 
 Note [No thread in a fork]
-A process that is forked while another thread holds a lock (of stderr, of an allocator) has that lock for good. So the
-thread rests while the program forks.
+If a process forks while another thread holds a lock (of stderr, of an allocator), the child never gets that lock. So
+the thread pauses while the program forks.
 """
 
 from __future__ import annotations
@@ -31,55 +34,55 @@ from traincheck.runtime.stderr_log import log_warning
 from traincheck.vocab.events import Window
 
 MOST_WAITING = 256
-"""Windows that may wait; beyond that whole windows are dropped, and counted, so that training never waits for us."""
+"""Windows that may wait. The pipeline drops and counts windows beyond this, so that training never waits."""
 
 MOST_BYTES = 512 << 20
 BYTES_OF_AN_EVENT = 400
-"""The memory that waiting windows may take, and about what an event takes (half of it is shared with others)."""
+"""Memory limit for waiting windows, and the estimated size of an event (about half of it is shared)."""
 
 APART_SECONDS = 0.1
-"""Between the beginnings of two rows of windows, see Note [Several windows at a time]: what is found is told that much
-later at the most, and a process that is killed loses so much of its recording."""
+"""Seconds between two rows of windows, see Note [Several windows at a time]. Findings are at most this late, and a
+killed process loses at most this much of its recording."""
 
 NEVER = float("-inf")
 
 FIRST_WINDOWS = 20
-"""So many at the start wait for no others."""
+"""Windows at the start that the pipeline processes at once."""
 
 MOST_TOGETHER, BYTES_TOGETHER = 64, 64 << 20
-"""Windows that wait, and the memory that they take, beyond which they are worked off at once."""
+"""Waiting windows, and their memory, beyond which the pipeline processes them at once."""
 
 END_SECONDS, STILL_SECONDS = 60.0, 20.0
-"""How long the end of the program waits for what is left: in all, and while nothing gets done. (Ranks that compare
-themselves take up to 17 seconds to end, see rank_client.py.)"""
+"""Seconds that the end of the program waits: in total, and without progress. (The rank comparison takes up to 17
+seconds to end, see rank_client.py.)"""
 
 PATIENCE = 3.0
-"""Seconds after which the end says what it waits for."""
+"""Seconds after which the end logs a line about the wait."""
 
 FORK_SECONDS = 1.0
-"""How long a fork waits for the stages to come to rest: about what the largest windows take."""
+"""Seconds that a fork waits for the stages: about the time for the largest windows."""
 
 Stage = tuple[str, Callable[[Window], None]]
-"""A name and what to do with each window."""
+"""A name and a function that is called with each window."""
 Last = tuple[str, Callable[[], object]]
-"""A name and what to do in the end."""
+"""A name and a function that is called after the last window."""
 
 
 class Idle(Protocol):
-    """Has something to do while no window comes."""
+    """Work for the time between windows."""
 
     def rest(self) -> float:
-        """Seconds until then."""
+        """Seconds until the next `beat`."""
 
     def beat(self) -> None:
-        """Do it."""
+        """Do the work."""
 
 
 class Pipeline:
-    """One background thread. A stage that raises is switched off and told through `on_fault`; the others go on.
+    """Runs stages on one background thread. It removes a stage that raises, and reports it through `on_fault`.
 
-    `last` is what is done when all windows are: it is done in the background too, as it may have to wait for a disk.
-    `promptly` says that no window is kept waiting for others, see Note [Several windows at a time].
+    The pipeline calls `last` after all windows, in the background as well, because these functions may wait for a disk.
+    With `promptly`, it processes each window at once, see Note [Several windows at a time].
     """
 
     def __init__(
@@ -98,23 +101,23 @@ class Pipeline:
         self._idle = idle
         self._waiting: queue.SimpleQueue[Window | Callable[[], object]] = queue.SimpleQueue()
         self._hurry: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread from its pause between rows
-        self._sizes: deque[int] = deque()  # of the windows that wait, and of the one at work
+        self._sizes: deque[int] = deque()  # of the waiting windows and the current window
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._resting = False
         self._ended = False
         self._patient = True
         self._done = 0
-        self._at = ""  # the stage at work
+        self._at = ""  # the current stage
         self.closed = 0
         self.dropped = 0
         self.steps = 0
         self.seconds: dict[str, float] = {name: 0.0 for name, _ in stages}
 
     def start(self) -> None:
-        """Start the thread. Raises RuntimeError where there can be no more threads."""
+        """Start the thread. Raises RuntimeError if the process can start no more threads."""
         if not self._starting.acquire(blocking=False):
-            return  # somebody does it at this moment
+            return  # another thread is starting it
         try:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = background(self._work, NAME)
@@ -139,7 +142,7 @@ class Pipeline:
             self.start()
 
     def say(self, text: str) -> None:
-        """Complain, in the background: stderr may be a pipe that nobody reads."""
+        """Log a warning in the background, because stderr may be a pipe without a reader."""
         thread = self._thread
         if thread is None or not thread.is_alive() or thread is threading.current_thread():
             log_warning(text)
@@ -147,7 +150,8 @@ class Pipeline:
             self._at_once(lambda: log_warning(text))
 
     def rest(self) -> None:
-        """End the thread until `start`, unless it is busy for long: a fork comes, see Note [No thread in a fork]."""
+        """End the thread until `start`, unless it is busy for long. Called before a fork, see Note [No thread in a
+        fork]."""
         thread = self._thread
         if thread is None or thread is threading.current_thread() or not (self._patient and thread.is_alive()):
             return
@@ -160,9 +164,9 @@ class Pipeline:
             self._resting = False
 
     def close(self) -> str:
-        """Work off what waits, do what is last, and end the thread; returns why that was given up, if it was.
+        """Process the remaining windows, call `last` and end the thread. Returns the reason if that was given up.
 
-        An interrupt (Ctrl-C) ends the waiting at once, and is raised.
+        An interrupt (Ctrl-C) ends the wait at once, and is raised.
         """
         self._at_once(self._end)
         with suppress(RuntimeError):
@@ -186,32 +190,32 @@ class Pipeline:
 
     @property
     def left(self) -> str:
-        """How much is not done yet, in words."""
+        """The remaining work, for messages."""
         waiting = len(self._sizes)
         return "the end" if not waiting else "1 window" if waiting == 1 else f"{waiting} windows"
 
     def spent(self) -> tuple[float, int]:
-        """The seconds that the stages took so far, and for how many windows."""
+        """Seconds that the stages have used, and the number of processed windows."""
         return sum(self.seconds.values()), self._done
 
     def _unfinished(self, when: str) -> str:
         return f"{self.left} could not be written and checked {when}" + (self._at and f" ({self._at})")
 
     def give_up(self) -> None:
-        """Let the thread end, and do nothing more."""
+        """End the thread and drop the remaining work."""
         self._stages.clear()
         self._last.clear()
         self._at_once(self._end)
 
     def _at_once(self, work: Callable[[], object]) -> None:
-        """Have something else done in the background, after what waits."""
+        """Call `work` in the background, after the waiting windows."""
         self._waiting.put(work)
         self._hurry.put(None)
 
     # -- in the background -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        row = NEVER  # when the last one began
+        row = NEVER  # start time of the previous row
         while not (self._ended or self._resting):
             first = self._waiting.empty() or row == NEVER
             item = self._next()
@@ -230,13 +234,13 @@ class Pipeline:
             self._done += 1
 
     def _pause(self, row: float) -> float:
-        """Wait until the row of windows after the one that began at `row` is due; when it begins."""
+        """Wait until the next row may begin, after the row that began at `row`. Returns the start time."""
         left = row + self._row_interval - time.monotonic()
         if self._done >= FIRST_WINDOWS and left > 0 and not self._resting:
             with suppress(queue.Empty):
                 self._hurry.get(timeout=left)
         with suppress(queue.Empty):
-            while True:  # what was to be hurried is done now
+            while True:  # these requests are served now
                 self._hurry.get_nowait()
         return time.monotonic()
 
@@ -250,12 +254,12 @@ class Pipeline:
         return self._waiting.get()
 
     def _try(self, name: str, work: Callable[[], object]) -> bool:
-        """Whether it went well. Nothing that is raised in here, an exit included, ends the thread."""
+        """Call `work`. Returns False if it raised; no exception, an exit included, ends the thread."""
         self._at = name
         try:
             work()
         except BaseException as error:
-            with suppress(BaseException):  # no memory to say so
+            with suppress(BaseException):  # for example without memory for the report
                 self._on_fault(name, error)
             return False
         finally:
@@ -270,4 +274,4 @@ class Pipeline:
 
 
 def _nothing() -> None:
-    """Wakes the thread."""
+    """Does nothing; putting it into the queue wakes the thread."""

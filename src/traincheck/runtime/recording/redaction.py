@@ -1,9 +1,9 @@
-"""Redacting windows: what is secret in them is left out before anything else sees them.
+"""Removes secrets from windows before any other component sees them.
 
 Note [Redacted once]
-Windows are redacted in the background, before they are written, checked or told to other ranks, so that all of these
-see the same. Facts and names are shared between calls and steps, so that each is looked at once; of a step like the
-one before, all that is asked is whether its objects are known, which a few calls into C tell.
+The pipeline redacts windows in the background, before it writes, checks or sends them to other ranks. So all of these
+see the same data. Calls and steps share their facts and names, so the redactor inspects each object once. For a step
+like the previous step, it only checks that its objects are cached, with a few calls into C.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from traincheck.vocab.events import Call, Change, Reading, Window
 from traincheck.vocab.facts import Facts
 
 MOST_KEPT = 100_000
-"""Objects that are remembered to be clean, at the most: values that are new in each step would fill the memory."""
+"""Size limit of the cache of clean objects. Values that are new in each step would otherwise fill the memory."""
 
 _ARGS, _RESULT, _LEVELS = (Call._fields.index(name) for name in ("args", "result", "levels"))
 _CHANGED, _READ = Change._fields.index("variable"), Reading._fields.index("variable")
 
 
 class _Seen:
-    """Objects that were looked at, by id, and what stands in for those of them that hold a secret.
+    """Caches inspected objects by id, with replacements for objects that hold a secret.
 
-    They are kept alive, for the id of one that is gone may be given to another.
+    The cache keeps the objects alive, because Python may reuse the id of a deleted object.
     """
 
     def __init__(self, clean: Callable[[Any], Any]) -> None:
@@ -37,12 +37,12 @@ class _Seen:
         self._replacements: dict[int, Any] = {}
 
     def forget(self) -> None:
-        """Look at everything anew."""
+        """Clear the cache."""
         self._clean_objects.clear()
         self._replacements.clear()
 
     def of(self, objects: Iterable[Any]) -> dict[int, Any]:
-        """What stands in for those of `told` that hold a secret, by their ids; empty where none does."""
+        """Replacements for objects that hold a secret, by id; empty if there are none."""
         here = list(objects)
         ids = set(map(id, here))
         if len(self._clean_objects) > MOST_KEPT:
@@ -59,7 +59,7 @@ class _Seen:
 
 
 class WindowRedactor:
-    """Gives a window without what is secret in its arguments, results, readings and the names of variables."""
+    """Removes secrets from arguments, results, readings and variable names."""
 
     def __init__(self) -> None:
         self._facts = _Seen(_clean_facts)
@@ -69,7 +69,7 @@ class WindowRedactor:
         self._last: tuple[Window, Window] | None = None
 
     def __call__(self, window: Window) -> Window:
-        """The window to go on with: the same one where there is nothing secret in it."""
+        """The redacted window; the same object if it has no secrets."""
         if self._last is not None and self._last[0] is window:
             return self._last[1]
         generation = redaction.renewed()
@@ -110,7 +110,7 @@ class WindowRedactor:
 
 
 def without_secrets(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages of a pipeline, each given windows that are redacted; a window is redacted once for all of them."""
+    """The stages of a pipeline, wrapped so that they get redacted windows. Each window is redacted once."""
     redacted = WindowRedactor()
 
     def over(work: Callable[[Window], None]) -> Callable[[Window], None]:
@@ -125,7 +125,7 @@ def _clean_facts(facts: Facts) -> Facts:
 
 
 def _clean_levels(levels: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Anything else than `levels` says that what the call returns is a secret by its name (`read_password`)."""
+    """None if the name says that the call returns a secret (`read_password`), otherwise `levels`."""
     return None if redaction.is_secret(levels[0].rpartition(".")[2]) else levels
 
 

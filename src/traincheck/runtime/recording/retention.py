@@ -1,14 +1,14 @@
-"""Stretches: which windows of a checked run go into its recording; the last ones wait in memory for it to be known.
+"""Decides which windows of a checked run are recorded. Recent windows wait in memory for the decision.
 
 Note [What is recorded of a checked run]
-A run is checked while it trains, so its recording is for those who look at it afterwards: how it began, what happened
-around a finding, how it ended, and now and then how it went. The windows of all other steps are left out.
+A run is checked while it trains, so its recording is for later inspection. It holds the beginning, the windows around
+findings, the end, and regular samples. All other windows are left out.
 
-* A stretch is a row of windows without a gap. At its beginning the sources tell anew what they tell once (settings,
-  classes, flags), so of a stretch only its first windows are recorded, up to some one: what is read behind a gap can be
-  understood, and relations forget at gaps anyway.
-* Windows are recorded in order. So one that is to be recorded waits until it is known whether those before it are.
-* Which steps are recorded, where nothing is found, depends on their number only: all ranks record the same.
+* A stretch is a row of windows without a gap. At its beginning the sources repeat their one-time reports (settings,
+  classes, flags). So a recording holds the first windows of a stretch, up to the last selected window. A reader
+  understands what follows a gap, and relations reset at gaps anyway.
+* Windows are recorded in order. A selected window waits until the decision about all earlier windows.
+* Without findings, the selection depends on the step number only, so all ranks record the same steps.
 """
 
 from __future__ import annotations
@@ -21,34 +21,33 @@ from operator import itemgetter
 from traincheck.vocab.events import EVAL, TRAIN, Call, Reading, Window
 
 FIRST_STEPS = 20
-"""Steps at the start that are recorded: twenty establish each habit that rules know of."""
+"""Recorded steps at the start: twenty steps establish each habit that rules use."""
 
 FIRST_EVALUATIONS = 3
-"""Evaluations at the start that are recorded."""
+"""Recorded evaluations at the start."""
 
 IN_A_ROW = 2
-"""Steps that are recorded at a time later on: many rules tell of what happens from one step to the next."""
+"""Consecutive steps per later sample: many rules compare two consecutive steps."""
 
 FARTHEST = 1_000
-"""The distance, in steps, between two such pairs, which grows with half of the way so far."""
+"""Largest distance in steps between two samples. Each sample is half its step number further, up to this distance."""
 
 LENGTH = 16
-"""Steps of a stretch. To tell all anew takes as long as some readings of each parameter and module, which is little for
-every sixteenth step."""
+"""Steps of a stretch. Repeating the one-time reports costs a few readings of each parameter and module, which is cheap
+for every sixteenth step."""
 
 BEFORE, AFTER = 4, 8
-"""Windows before a finding that are recorded, and behind it; before it there are up to a stretch more."""
+"""Recorded windows before and after a finding. Up to a stretch more may precede it."""
 
 MOST_EVENTS = 100_000
-"""Events in the windows that wait: some 40 MB. Where windows are larger, there are fewer of them."""
+"""Events in all waiting windows: about 40 MB. Fewer windows wait if they are large."""
 
 MOST_NEW = 100
-"""Windows in which something was told for the first time, and that are recorded for it: a program may make up names
-without end."""
+"""Windows that are recorded for a first sighting. The limit is for programs that create names without end."""
 
 
 class _Stretch:
-    """A row of windows: those of them that wait, and how many of these are to be recorded."""
+    """Consecutive windows that wait, and how many of them are selected for recording."""
 
     __slots__ = ("broken", "chosen", "events", "length", "sampled", "waiting")
 
@@ -58,7 +57,7 @@ class _Stretch:
         self.chosen = 0
         self.events = 0
         self.sampled = False
-        self.broken = False  # windows of it were let go of, so that what follows them cannot be recorded
+        self.broken = False  # some of its windows were dropped, so later windows cannot be recorded
 
     def add(self, window: Window) -> None:
         self.waiting.append(window)
@@ -66,11 +65,11 @@ class _Stretch:
         self.events += events_in(window)
 
     def choose(self) -> None:
-        """All windows so far are to be recorded."""
+        """Select all windows so far."""
         self.chosen = len(self.waiting)
 
     def take(self) -> Iterator[Window]:
-        """Those that are to be recorded; they wait no more."""
+        """Remove the selected windows and yield them."""
         while self.chosen:
             self.chosen -= 1
             window = self.waiting.popleft()
@@ -79,9 +78,10 @@ class _Stretch:
 
 
 class Retention:
-    """Takes all windows in order, and gives those that are to be recorded, in order. From one thread, but `around`.
+    """Takes all windows in order, and yields the windows to record, in order.
 
-    `left_out` counts the training steps that were not given and will not be.
+    You may call `record_around` from any thread, and the other methods from one thread. `skipped_steps` counts the
+    training steps that are never recorded.
     """
 
     def __init__(self, most_events: int = MOST_EVENTS) -> None:
@@ -97,8 +97,10 @@ class Retention:
         self.skipped_steps = 0
 
     def feed(self, window: Window, *, begins: bool, chosen: bool = False) -> Iterator[Window]:
-        """What is to be recorded by now. `begins` says that all is told anew from this window on, `chosen` that it is
-        to be recorded in any case."""
+        """Add a window and yield the windows to record by now.
+
+        `begins` says that the sources repeat their one-time reports in this window. `chosen` selects it in any case.
+        """
         stretch = self._stretch_of(window, begins)
         is_recorded = chosen or self._is_recorded(window, stretch)
         if stretch.broken:
@@ -114,12 +116,12 @@ class Retention:
         yield from self._ready()
 
     def record_around(self, index: int) -> None:
-        """Something was found in the window of this index, or in one before it. May be called from any thread."""
+        """Record the windows around a finding in window `index` or earlier. You may call this from any thread."""
         self._until = max(self._until, index + AFTER)
         self._flush.set()
 
     def flush(self) -> Iterator[Window]:
-        """All that wait are recorded: the run has ended, well or not, or it may have."""
+        """Yield all waiting windows, because the run has ended or may have ended."""
         for stretch in self._held:
             stretch.choose()
             yield from stretch.take()
@@ -127,12 +129,12 @@ class Retention:
             self._held.popleft()
 
     def clear(self) -> None:
-        """Nothing more is recorded: let go of what waits."""
+        """Drop the waiting windows."""
         self._held.clear()
 
     @property
     def waiting(self) -> list[Window]:
-        """The windows that wait."""
+        """The waiting windows."""
         return [window for stretch in self._held for window in stretch.waiting]
 
     def _stretch_of(self, window: Window, begins: bool) -> _Stretch:
@@ -142,7 +144,7 @@ class Retention:
         return self._held[-1]
 
     def _is_recorded(self, window: Window, stretch: _Stretch) -> bool:
-        """Whether this window is to be recorded, as far as it is known by now. Asked once for each."""
+        """Whether to record this window, as far as known now. Called once per window."""
         new = self._news.has_new(window)
         if window.stage == EVAL:
             self._evaluated += 1
@@ -165,7 +167,7 @@ class Retention:
                 return
             self._skip(oldest.waiting)
             self._held.popleft()
-        if oldest.events > self._most_events and len(oldest.waiting) > 1:  # nobody lets a new stretch begin
+        if oldest.events > self._most_events and len(oldest.waiting) > 1:  # no new stretch has begun
             self._skip(oldest.waiting)
             oldest.waiting.clear()
             oldest.events, oldest.broken = 0, True
@@ -179,9 +181,9 @@ class Retention:
 
 
 class _Spread:
-    """Numbers in growing distance: all up to `first`, then each by half of the last one further, up to `FARTHEST`.
+    """Selects numbers at growing distances: all up to `first`, then each by half further, at most `FARTHEST`.
 
-    Which they are does not depend on what was asked, so that ranks agree that were not asked the same so far.
+    The selection does not depend on earlier queries, so that ranks with different queries agree.
     """
 
     def __init__(self, first: int) -> None:
@@ -189,7 +191,7 @@ class _Spread:
         self._next = first + 1
 
     def takes(self, number: int) -> bool:
-        """Whether this number is one of them, or the first that is asked for behind one."""
+        """Whether this number is selected, or is the first query after a selected number."""
         if number <= self._first:
             return True
         taken = number >= self._next
@@ -203,7 +205,7 @@ _READ = itemgetter(*map(Reading._fields.index, ("variable", "kind", "attribute",
 
 
 class _FirstSightings:
-    """Knows what was told so far: which APIs were called, and what was read of which things."""
+    """Remembers the called APIs and the readings of each kind of variable."""
 
     def __init__(self) -> None:
         self._calls: set[Hashable] = set()
@@ -211,7 +213,7 @@ class _FirstSightings:
         self._times = 0
 
     def has_new(self, window: Window) -> bool:
-        """Whether something is told in this window that was in none before it."""
+        """Whether this window holds a call or reading that no earlier window had."""
         if self._times >= MOST_NEW:
             return False
         calls = set(map(_LEVELS, window.calls))
@@ -225,5 +227,5 @@ class _FirstSightings:
 
 
 def events_in(window: Window) -> int:
-    """How many events a window holds."""
+    """Number of events in a window."""
     return len(window.calls) + len(window.changes) + len(window.readings)

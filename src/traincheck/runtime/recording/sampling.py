@@ -1,19 +1,19 @@
-"""Sampling: which training steps are watched, where not all of them need be.
+"""Selects the training steps to observe.
 
 Note [Which steps are watched]
-The first steps, always: most errors are there from the beginning, and what a program does regularly is established
-there. Then bursts of two steps, since many rules tell of what happens from one step to the next: burst j, which has the
-steps 2j and 2j + 1, is watched where the fractional part of j times the golden ratio is less than 1 / interval.
+TrainCheck always observes the first steps: most errors begin there, and they establish the regular behaviour of a
+program. Later it observes bursts of two steps, because many rules compare consecutive steps. Burst j has the steps 2j
+and 2j + 1. It is observed if the fractional part of j times the golden ratio is less than 1 / interval.
 
-* It depends on the number of the step only: all ranks watch the same steps, and so does the run that is started again.
-* It is nested: whoever has a larger interval watches some of the steps of whoever has a smaller one. So ranks that have
-  come to different intervals still have steps in common.
-* It has no rhythm that could be that of the program, which may do something every 10 or every 1000 steps: no number is
-  worse approximated by fractions than the golden ratio.
-* Gaps are bounded: between the beginnings of two watched bursts lie at most three different distances (the three-gap
-  theorem: Sos, Swierczkowski, 1958), the largest of which is less than twice the interval, in bursts.
+* The selection depends on the step number only. All ranks observe the same steps, and so does a restarted run.
+* The selection is nested: a larger interval selects a subset of the steps of a smaller interval. So ranks with
+  different intervals still share steps.
+* The selection has no period that could match the program's, which may act every 10 or every 1000 steps. Fractions
+  approximate no number worse than the golden ratio.
+* Gaps are bounded. The starts of two consecutive bursts have at most three different distances (the three-gap theorem:
+  Sos, Swierczkowski, 1958). The largest distance is less than twice the interval, in bursts.
 
-The fraction is taken in whole numbers of 64 bits, which are the same on every machine.
+The fraction uses 64-bit integers, which are the same on every machine.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from traincheck.runtime.recording.overhead_budget import Budget
 from traincheck.vocab.events import EVAL, TRAIN
 
 WARM_UP = 20
-"""Steps at the start that are watched: twenty establish each habit that rules know of, and an optimizer that did not
-step among them is not waited for."""
+"""Observed steps at the start. Twenty steps establish each habit that rules use. Rules do not wait for an optimizer
+that did not step among them."""
 
 BURST = 2
 _WHOLE = 1 << 64
 _GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio, whose fractional part is that of its inverse."""
+"""2**64 divided by the golden ratio. The golden ratio and its inverse have the same fractional part."""
 
 
 def in_sample(step: int, interval: int) -> bool:
-    """Whether `step` is among those that are watched at this interval, see Note [Which steps are watched]."""
+    """Whether `step` is observed at this interval, see Note [Which steps are watched]."""
     return interval <= 1 or step // BURST * _GOLDEN % _WHOLE < _WHOLE // interval
 
 
 class Sampling:
-    """Says of each step whether it is watched. May be used by several threads; what is set holds from the next step on.
+    """Decides for each step whether it is observed. You may use it from several threads; changes apply from the next
+    step.
 
-    `interval` is of how many steps one is watched, `budget` the share of the time that it may take (0.01 is one
-    percent): the interval is then widened as far as that needs. Raises BadOption for values that mean nothing.
+    One step in `interval` is observed. `budget` is the allowed share of the time (0.01 is one percent), and widens the
+    interval if necessary. Raises BadOption for invalid values.
     """
 
     def __init__(self, interval: int = 1, budget: float | None = None, warm_up: int = WARM_UP) -> None:
@@ -59,17 +60,17 @@ class Sampling:
 
     @property
     def interval(self) -> int:
-        """The interval that is in force."""
+        """Current interval."""
         return max(self._interval, self.budget.interval)
 
     def watches(self, step: int) -> bool:
-        """Whether `step`, which comes next, is watched."""
+        """Whether the next step, `step`, is observed."""
         with self._lock:
             self._last = step
             return step <= max(self._warm_up, self._close_until) or in_sample(step, self.interval)
 
     def set(self, interval: int | None = None, budget: float | None = None) -> None:
-        """Change what is given; a budget of 0 is none."""
+        """Change the interval or the budget; a budget of 0 removes the limit."""
         _check(interval, budget)
         with self._lock:
             if interval is not None:
@@ -78,14 +79,14 @@ class Sampling:
                 self.budget.share = budget or None
 
     def closer(self, steps: int) -> None:
-        """Watch each of so many steps from the next one on."""
+        """Observe each of the next `steps` steps."""
         if steps < 1:
             raise BadOption("steps", steps, "a whole number, 1 or more")
         with self._lock:
             self._close_until = max(self._close_until, self._last + steps)
 
     def took(self, stage: str, watched: bool, wall: float, ours: float) -> None:
-        """A window of this stage took so many seconds, and of these our own work."""
+        """Add a window's duration and our own share of it, in seconds."""
         if stage in (TRAIN, EVAL):
             with self._lock:
                 self.budget.took(stage, watched, wall, ours)

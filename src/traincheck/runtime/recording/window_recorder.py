@@ -1,4 +1,4 @@
-"""Keeping: the recording of a process, of the windows that are worth it and within the size that was asked for."""
+"""Writes the selected windows of a process, within the requested size."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from traincheck.trace.rotation import RotatingWriter
 from traincheck.vocab.events import TRAIN, Window
 
 LARGE = MOST_EVENTS // 4
-"""Events in a row of windows behind which all is told anew, however few they are: what waits in memory is let go of by
-such rows."""
+"""Events after which a new stretch begins, even with few windows. Memory is freed one stretch at a time."""
 
 
 class WindowRecorder:
-    """Writes windows, as a stage of the pipeline. The writer is made with the first one, which knows its rank.
+    """Writes windows, as a stage of the pipeline. It creates the writer with the first window, which has the rank.
 
-    Which windows are written is up to `Stretches`, but for those that come while `in_full` says that all are.
-    `tell_anew` is called where a row of windows begins that may be read without those before it.
+    `Retention` selects the windows, except while `in_full` returns True, which selects all. The recorder calls
+    `repeat_reports` before a new stretch, which a reader can understand without earlier windows.
     """
 
     def __init__(
@@ -41,18 +40,18 @@ class WindowRecorder:
         self._writer: RotatingWriter | None = None
         self._full = threading.Event()
         self._retention = Retention()
-        self._begins: deque[int] = deque()  # the windows from which on all was told anew
-        self._handed = -1  # the last window that was handed on
-        self._length = self._events = 0  # of the windows since all was told anew
-        self._over = False  # it cannot be written any more
+        self._begins: deque[int] = deque()  # first windows of stretches: the sources repeat their reports there
+        self._handed = -1  # index of the latest closed window
+        self._length = self._events = 0  # of the current stretch
+        self._over = False  # after a write error
 
     @property
     def skipped_steps(self) -> int:
-        """Training steps that were not written, as nothing was found around them."""
+        """Training steps that were not written, because no finding was near them."""
         return self._retention.skipped_steps
 
     def feed(self, window: Window) -> None:
-        """Write it, or keep it until it is known whether it is written. Raises OutputError."""
+        """Write the window, or hold it until the decision. Raises OutputError."""
         if self._writer is None:
             self._writer = RotatingWriter(self._folder, window.rank, self._process, self._most, on_full=self._full.set)
         begins = False
@@ -67,7 +66,7 @@ class WindowRecorder:
             raise
 
     def window_closed(self, window: Window, *, is_burst: bool = False) -> None:
-        """A window is handed on: tell all anew where that is due. Called where windows end."""
+        """Begin a new stretch if necessary. Called when a window ends."""
         self._handed = window.index
         if self._over:
             return
@@ -83,21 +82,22 @@ class WindowRecorder:
                 self._writer.begin_at(window.index + 1)
 
     def keep_file(self) -> None:
-        """An error was found: the file that is written just now stays. May be called from any thread."""
+        """Keep the current file, because it holds an error. You may call this from any thread."""
         if self._writer is not None:
             self._writer.keep()
 
     def record_around(self) -> None:
-        """Something was found, or is looked at more closely: the windows around it are written. From any thread."""
+        """Record the windows around the current window, for a finding or a burst. You may call this from any thread."""
         self._retention.record_around(self._handed)
 
     def at_rest(self) -> None:
-        """No window came for a while: write those that wait, for a program that hangs may be killed."""
-        with suppress(OutputError):  # the next window meets it again, and says so
+        """Write the waiting windows, because a program that hangs may be killed. Called when no window came for a
+        while."""
+        with suppress(OutputError):  # the next window raises it again and reports it
             self._write(self._retention.flush())
 
     def close(self) -> None:
-        """Write the last windows, and end the recording. Raises OutputError."""
+        """Write the last windows and close the file. Raises OutputError."""
         if self._writer is not None:
             self._write(self._retention.flush())
             self._writer.close()
@@ -108,7 +108,7 @@ class WindowRecorder:
                 self._writer.write(window)
 
     def _stretch_ends(self, window: Window) -> bool:
-        """Whether a stretch ends with this window: by the number of the step, which is the same on all ranks."""
+        """Whether a stretch ends with this window. The step number decides, so that all ranks agree."""
         self._length += 1
         self._events += events_in(window)
         ends = window.stage == TRAIN and (window.step + 1) % LENGTH == 0
