@@ -56,6 +56,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("sdc/workload/workload.py", "module_from_spec"): "",
     ("sdc/workload/workload.py", "exec_module"): "",
     ("sources/replay/peer_check.py", "load"): "tensors, numbers and texts only, of another rank of the same job",
+    ("diagnoses/catalogue.py", "import_module"): "the files of the catalogue, which are in our own package",
     ("plugins.py", "import_module"): "extensions of installed packages; no name comes from a file that is read",
     ("testing/sources.py", "import_module"): "the declaration that a test names",
     ("testing/sources.py", "run"): "imports that declaration in a Python without torch",

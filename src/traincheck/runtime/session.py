@@ -8,7 +8,7 @@ import platform
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ from traincheck.trace.run_notes import ProcessNote, StopAsked
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
-from traincheck.vocab.invariant import ERROR
+from traincheck.vocab.invariant import ERROR, Invariant
 from traincheck.vocab.option_values import ALL
 
 if TYPE_CHECKING:
@@ -105,17 +105,7 @@ class Session:
             import_terminal()
             self._checker = LiveChecker(rules, self._folder.path, self._process, self._on_new_finding)
             stages.insert(0, ("checking", self._checker.feed))  # first, as findings select the windows to record
-            self._publisher = publisher = RankPublisher(
-                self._folder,
-                self._process,
-                rules,
-                self.settings.compare_ranks,
-                on_decided=lambda: self._write_note(ended=False),
-                on_finding=self._on_rank_finding,
-                on_stop=self._stop_for,
-                on_fault=self._fault,
-                keep=published_bytes,
-            )
+            self._publisher = publisher = self._rank_publisher(rules, published_bytes)
             stages.append(("ranks", lambda window: publisher.feed(window, self._rank_info)))
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=self._window_recorder.at_rest)
@@ -154,6 +144,20 @@ class Session:
         self._write_note(ended=False)
         if self._control_follower is not None:
             self._control_follower.start()
+
+    def _rank_publisher(self, rules: Sequence[Invariant], keep: int) -> RankPublisher:
+        """The publisher that sends what `rules` compare to other ranks, and keeps `keep` bytes of it in a file."""
+        return RankPublisher(
+            self._folder,
+            self._process,
+            rules,
+            self.settings.compare_ranks,
+            on_decided=lambda: self._write_note(ended=False),
+            on_finding=self._on_rank_finding,
+            on_stop=self._stop_for,
+            on_fault=self._fault,
+            keep=keep,
+        )
 
     def _set_up_budget(self) -> None:
         """Connect the time budget to the background thread, and set whether the program waits for a device."""
