@@ -1,6 +1,6 @@
 """Writes a process's status at intervals, for commands that monitor the run from outside.
 
-Note [Signs of life]
+Note [Status for monitors]
 The pipeline's thread, never the training thread, rewrites the note of the process and its findings. It writes at once
 after a finding, every `BEAT` seconds while windows arrive, and every `AT_REST` seconds without windows. So a monitor
 can distinguish a busy process (a long evaluation, a hang) from an ended process.

@@ -1,6 +1,6 @@
 """Chooses the sampling interval that keeps the overhead within a share of the step time.
 
-Note [What watching costs]
+Note [Cost of an observed step]
 The cost of an observed step is TrainCheck's own work on the training thread plus the work of its background thread. A
 plain step has neither cost; skipped steps are plain steps.
 

@@ -15,8 +15,8 @@ The first windows are also processed at once: most errors appear there, and tria
 training acts on findings.
 
 Note [No thread in a fork]
-If a process forks while another thread holds a lock (of stderr, of an allocator), the child never gets that lock. So
-the thread pauses while the program forks.
+Another thread may hold a lock (of stderr, of an allocator) when a process forks. The child then never gets that lock,
+so the pipeline's thread pauses during the fork.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Decides which windows of a checked run are recorded. Recent windows wait in memory for the decision.
 
-Note [What is recorded of a checked run]
+Note [Recorded windows of a checked run]
 A run is checked while it trains, so its recording is for later inspection. It holds the beginning, the windows around
 findings, the end, and regular samples. All other windows are left out.
 
 * A stretch is a row of windows without a gap. At its beginning the sources repeat their one-time reports (settings,
-  classes, flags). So a recording holds the first windows of a stretch, up to the last selected window. A reader
-  understands what follows a gap, and relations reset at gaps anyway.
+  classes, flags). So a recording holds the first windows of a stretch, up to the last selected window. A reader needs
+  no earlier windows after a gap, and relations reset at gaps anyway.
 * Windows are recorded in order. A selected window waits until the decision about all earlier windows.
 * Without findings, the selection depends on the step number only, so all ranks record the same steps.
 """

@@ -1,6 +1,6 @@
 """Selects the training steps to observe.
 
-Note [Which steps are watched]
+Note [Sampled steps]
 TrainCheck always observes the first steps: most errors begin there, and they establish the regular behaviour of a
 program. Later it observes bursts of two steps, because many rules compare consecutive steps. Burst j has the steps 2j
 and 2j + 1. It is observed if the fractional part of j times the golden ratio is less than 1 / interval.
@@ -35,7 +35,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def in_sample(step: int, interval: int) -> bool:
-    """Whether `step` is observed at this interval, see Note [Which steps are watched]."""
+    """Whether `step` is observed at this interval, see Note [Sampled steps]."""
     return interval <= 1 or step // BURST * _GOLDEN % _WHOLE < _WHOLE // interval
 
 
