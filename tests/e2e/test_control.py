@@ -254,12 +254,12 @@ def test_a_garbled_file_is_reported_once_and_the_training_goes_on(start: Callabl
     (run.path / "control.json").write_text('{"serial": "many"')
     assert "control.json" in run.ctl("record", expect=2)
     assert run.process.stderr is not None
-    assert any("what is asked of this run cannot be read" in line for line in run.process.stderr)  # waits for it
+    assert any("the requests to this run cannot be read" in line for line in run.process.stderr)  # waits for it
     (run.path / "control.json").unlink()
     assert "done by 1 process" in run.ctl("source", "clipping", "off")
     report, stderr = run.end()
     assert report["verdict"] == "clean"
-    assert "what is asked of this run cannot be read" not in stderr  # once is enough
+    assert "the requests to this run cannot be read" not in stderr  # once is enough
 
 
 @pytest.mark.slow
