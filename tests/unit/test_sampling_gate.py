@@ -322,7 +322,6 @@ def test_time_of_inner_functions_is_not_counted_twice() -> None:
         outer = seen.recorder.guarded("outer", lambda: (inner(), inner()))
         outer()
     spent = meter.seconds()
-    assert (spent["inner"], spent["outer"]) == (
-        2.0,
-        3.0,
-    )  # one tick each; three between them
+    # One tick for each call of inner, three between them. From Python 3.12 on the functions of this test are observed
+    # as well, which takes microseconds of the real clock.
+    assert (spent["inner"], spent["outer"]) == pytest.approx((2.0, 3.0), abs=0.01)

@@ -305,9 +305,9 @@ class ProjectFunctionSource(RecorderListener):
                 fails(stack.opened.pop())
 
         monitoring.use_tool_id(tool, "traincheck")
-        monitoring.register_callback(tool, events.PY_START, started)
-        monitoring.register_callback(tool, events.PY_RETURN, returned)
-        monitoring.register_callback(tool, events.PY_UNWIND, unwound)
+        callbacks = {events.PY_START: started, events.PY_RETURN: returned, events.PY_UNWIND: unwound}
+        for event, callback in callbacks.items():
+            monitoring.register_callback(tool, event, callback)
         all_events = events.PY_START | events.PY_RETURN | events.PY_UNWIND
         monitoring.set_events(tool, all_events)
         monitoring.restart_events()  # re-enable code that an earlier demand disabled
@@ -321,6 +321,8 @@ class ProjectFunctionSource(RecorderListener):
 
         def stop() -> None:
             monitoring.set_events(tool, 0)
+            for event in callbacks:
+                monitoring.register_callback(tool, event, None)  # Python keeps them, and all that they hold, otherwise
             monitoring.free_tool_id(tool)
 
         undo.callback(stop)

@@ -16,13 +16,14 @@ class ThreadProfiler(threading.local):
     `suspended` is True between watched windows.
     """
 
-    def __init__(self) -> None:
-        self.callback: Any = None
-        self.suppressed = False
-        self.unrecorded_calls = 0
-        self.suspended = False
-        self.paused = False
-        self._resume_later = False
+    # Defaults of the class, not of `__init__`: that runs once for each thread, and from Python 3.12 on the monitoring of
+    # calls reads these attributes in it, before it has set them.
+    callback: Any = None
+    suppressed = False
+    unrecorded_calls = 0
+    suspended = False
+    paused = False
+    _resume_later = False
 
     def pause(self) -> bool:
         """Remove the profiler; whether `resume` has to be called."""
