@@ -120,7 +120,13 @@ def _title(finding: Finding, width: int) -> Text:
         (f"TrainCheck {phrases.plain(finding.severity).upper()}", _STYLES.get(finding.severity, "bold")), where
     )
     room = " " * len(head)
-    lines = textwrap.wrap(phrases.plain(phrases.titled(finding)), width, initial_indent=room, subsequent_indent="  ")
+    lines = textwrap.wrap(
+        phrases.plain(phrases.titled(finding)),
+        width,
+        initial_indent=room,
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
     return head.append("\n".join(lines)[len(room) :], "bold")
 
 
