@@ -119,7 +119,7 @@ except traincheck.TrainCheckError as error:
     print(error)
 """,
     )
-    assert "entered" not in done.stdout and "already holds something" in done.stdout
+    assert "entered" not in done.stdout and "is not empty" in done.stdout
     assert (tmp_path / "mine" / "keep.txt").read_text() == "precious"
 
 

@@ -184,17 +184,17 @@ def test_an_optimizer_at_the_address_of_a_deleted_one_is_distinct() -> None:
 
     catalog = VariableCatalog()
     first = some()
-    names, addresses = (
-        [catalog.add_optimizer(optimizer) for optimizer in first],
-        {id(separately) for separately in first},
-    )
+    names = [catalog.add_optimizer(optimizer) for optimizer in first]
+    addresses = {id(optimizer) for optimizer in first}
     del first
     gc.collect()
     assert list(catalog.optimizers()) == []
-    second = some()
-    names += [catalog.add_optimizer(optimizer) for optimizer in second]
-    assert addresses & {id(optimizer) for optimizer in second}
-    assert len(set(names)) == 200
+    later: list[torch.optim.SGD] = []
+    while not addresses & {id(optimizer) for optimizer in later} and len(later) < 10_000:
+        later += some()  # until Python uses the memory of a deleted one again
+    assert addresses & {id(optimizer) for optimizer in later}
+    names += [catalog.add_optimizer(optimizer) for optimizer in later]
+    assert len(set(names)) == 100 + len(later)
 
 
 def test_an_optimizer_that_holds_replaced_parameters_is_not_just_unused() -> None:
