@@ -76,7 +76,7 @@ class Checked:
 @pytest.fixture(autouse=True)
 def quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("TRAINCHECK_BOOKS", "TRAINCHECK_FAIL_ON", "TRAINCHECK_SESSION"):
+    for name in ("TRAINCHECK_BOOK", "TRAINCHECK_FAIL_ON", "TRAINCHECK_SESSION"):
         monkeypatch.delenv(name, raising=False)
 
 

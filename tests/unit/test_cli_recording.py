@@ -25,7 +25,7 @@ from traincheck.vocab.invariant import Invariant
 @pytest.fixture(autouse=True)
 def quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("TRAINCHECK_BOOKS", "TRAINCHECK_FAIL_ON", "TRAINCHECK_RUNS", "TRAINCHECK_SESSION"):
+    for name in ("TRAINCHECK_BOOK", "TRAINCHECK_FAIL_ON", "TRAINCHECK_RUNS", "TRAINCHECK_SESSION"):
         monkeypatch.delenv(name, raising=False)
 
 
