@@ -84,7 +84,9 @@ def test_hosts_with_run_folders_of_their_own_need_no_setting(home: Path) -> None
         (1, "in another run folder", 24, 1),
     ]
     assert "Gradients of replicas differ" in stderr[0] and second["counts"]["errors"] == 0
-    assert second["not_observed"] == ["what concerns several ranks is told where rank 0 runs, which compares them"]
+    assert second["not_observed"] == [
+        "rank 0 compares the ranks of this job: look for findings about several ranks where it runs"
+    ]
     assert all(note.exchange for note in RunFolder.open(home / "host1").notes() if note.world_size == 2)
 
 

@@ -154,6 +154,6 @@ for refused in ({"budget": "1/2"}, {"budget": "1%"}):
     )
     assert done.returncode == 0, done.stderr
     assert "budget was given '1/0'; expected a share such as 1%" in done.stdout
-    assert "budget was given '1'; expected a share in percent" in done.stdout
+    assert "budget was given '1'; expected a share such as 1%" in done.stdout
     assert "keep_recording was given '1000'; expected a size of 1 MB or more, such as 500 MB" in done.stdout
     assert not (tmp_path / "other").exists()

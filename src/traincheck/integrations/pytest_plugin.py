@@ -94,8 +94,10 @@ def _judge(item: pytest.Item, observation: Observation) -> None:
     fail_on = (mark.kwargs if mark else {}).get("fail_on") or item.config.getoption(FAIL_ON)
     failures = [finding for finding in report.findings if fail_on == "notice" or finding.severity == "error"]
     if failures:
+        from traincheck.reporting.phrases import titled
+
         lines = [
-            f"{finding.severity} at step {finding.step}: {finding.title}{f' ({finding.site})' if finding.site else ''}"
+            f"{finding.severity} at step {finding.step}: {titled(finding)}{f' ({finding.site})' if finding.site else ''}"
             for finding in failures
         ]
         page = observation.folder / "report.html"

@@ -161,7 +161,7 @@ def in_threads():
 def signals():
     events, model = [], net()
     before = signal.signal(signal.SIGUSR1, lambda *_: events.append(len(model.state_dict())))
-    trained = train(model, each=lambda step: os.kill(os.getpid(), signal.SIGUSR1))
+    trained = train(model, after_step=lambda step: os.kill(os.getpid(), signal.SIGUSR1))
     signal.signal(signal.SIGUSR1, before)
 
     def leave(number, frame):
@@ -169,12 +169,12 @@ def signals():
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        train(each=lambda step: os.kill(os.getpid(), signal.SIGTERM))
+        train(after_step=lambda step: os.kill(os.getpid(), signal.SIGTERM))
     except SystemExit as end:
         events.append(end.code)
     signal.signal(signal.SIGTERM, before)
     try:
-        train(each=lambda step: os.kill(os.getpid(), signal.SIGINT))
+        train(after_step=lambda step: os.kill(os.getpid(), signal.SIGINT))
     except KeyboardInterrupt:
         events.append("interrupted")
     return trained, events, train()
