@@ -96,10 +96,10 @@ def _judge(item: pytest.Item, observation: Observation) -> None:
     if failures:
         from traincheck.reporting.phrases import titled
 
-        lines = [
-            f"{finding.severity} at step {finding.step}: {titled(finding)}{f' ({finding.site})' if finding.site else ''}"
-            for finding in failures
-        ]
+        lines = []
+        for finding in failures:
+            where = f" ({finding.site})" if finding.site else ""
+            lines.append(f"{finding.severity} at step {finding.step}: {titled(finding)}{where}")
         page = observation.folder / "report.html"
         pytest.fail("\n".join(["TrainCheck found:", *lines, f"report: {page}"]), pytrace=False)
 
