@@ -16,8 +16,8 @@ class ThreadProfiler(threading.local):
     `suspended` is True between watched windows.
     """
 
-    # Defaults of the class, not of `__init__`: Python calls `__init__` once per thread, and since 3.12 the monitoring of
-    # calls reads these attributes during it, before it has set them.
+    # Defaults of the class, not of `__init__`: Python calls `__init__` once per thread, and since 3.12 the monitoring
+    # of calls reads these attributes during it, before it has set them.
     callback: Any = None
     suppressed = False
     unrecorded_calls = 0
