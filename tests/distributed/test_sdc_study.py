@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_what_was_found_so_far(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "study.json").read_text())
     period = result["levels"]["period"]
     assert result["interrupted"] and 0 < period["steps"] == len(period["series"]) < 1_000_000
-    assert period["series"][-1]["parameter_distance"] > 0 and "this is what was found so far" in running.out
+    assert period["series"][-1]["parameter_distance"] > 0 and "these are the results so far" in running.out
 
 
 @pytest.mark.slow

@@ -87,4 +87,4 @@ def with_torch(installed: Installed) -> None:
     output = installed.does("demo", "-o", "demo")
     assert "Nothing wrong found in 40 steps" in output and "ERROR at step 9: Training runs in evaluation mode" in output
     assert (installed.work / "demo" / "runs" / "broken" / "report.html").is_file()
-    assert "already holds something" in installed.does("demo", "-o", "demo", code=2)
+    assert "is not empty" in installed.does("demo", "-o", "demo", code=2)

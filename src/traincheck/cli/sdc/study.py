@@ -155,7 +155,7 @@ def tables(study: Mapping[str, Any]) -> Iterable[str]:
         if level in study["levels"]:
             yield from lines(study["levels"][level])
     if study["interrupted"]:
-        yield "It was interrupted; this is what was study so far."
+        yield "It was interrupted; these are the results so far."
     from traincheck.sdc.study.study_file import differs
 
     yield "The suspect worker computed other bits than the trusted worker." if differs(study) else "No bit differed."
