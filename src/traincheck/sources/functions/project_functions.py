@@ -146,9 +146,9 @@ class ProjectFunctionSource(RecorderListener):
     def _levels_of(self, code: CodeType, module: str, kinds: tuple[str, ...]) -> tuple[str, ...] | None:
         """Return the levels of a project function, None for code that is not observed."""
         name = qualified_name(code)
-        if "<locals>" in name or name.endswith(".forward"):
+        if "<locals>" in name or _is_method(code, "forward"):
             return None  # the source `modules` observes forwards
-        if name.endswith(".__init__") and LAYERED not in kinds:
+        if _is_method(code, "__init__") and LAYERED not in kinds:
             return None
         levels = (f"{main_name() if module == '__main__' else module}.{name}",)
         is_demanded = self._demand.records_call((*levels, *kinds))
@@ -326,6 +326,14 @@ class ProjectFunctionSource(RecorderListener):
             monitoring.free_tool_id(tool)
 
         undo.callback(stop)
+
+
+def _is_method(code: CodeType, name: str) -> bool:
+    """Whether this is a method of that name.
+
+    Code has no qualified name before Python 3.11; there a first argument named `self` shows a method.
+    """
+    return code.co_name == name and ("." in qualified_name(code) or code.co_varnames[:1] == ("self",))
 
 
 def _builds_layers(code: CodeType) -> bool:
