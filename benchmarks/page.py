@@ -50,7 +50,7 @@ Ratios when TrainCheck watches one of ten steps (`--budget 1/10`):
 |---|---|---|
 """
 
-MOST_SOURCES = 5
+MAX_SOURCES = 5
 
 WHERE = """
 The next table splits the time, in milliseconds a step, with start-up. *On the thread* is the time on the training thread,
@@ -240,7 +240,7 @@ def _where(cost: dict[str, Any]) -> str:
     rows = []
     for name, workload in cost["workloads"].items():
         for mode, costs in workload.get("where", {}).items():
-            sources = [f"{source} {ms:.2f}" for source, ms in costs["sources_ms"].items() if ms >= 0.01][:MOST_SOURCES]
+            sources = [f"{source} {ms:.2f}" for source, ms in costs["sources_ms"].items() if ms >= 0.01][:MAX_SOURCES]
             beside, microseconds = sum(costs["background_ms"].values()), costs["ns_per_event"] / 1e3
             speed = "-" if costs["gb_per_second"] is None else f"{costs['gb_per_second']:.1f}"
             rows.append(

@@ -146,11 +146,11 @@ def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
         RankState(0, "job", ENDED, 120, 650, 120, 118, 5, "gradients differ"),
         RankState(1, "job", KILLED, 118, 640, 118, 118, 5, "gradients differ"),
     )
-    parting = Divergence("job", 5, "gradients differ", (0, 1), 2)
+    divergence = Divergence("job", 5, "gradients differ", (0, 1), 2)
     cost = Cost(
         120, 44, 640.0, {"optimizers": 2.56, "modules": 1.92, "functions": 1.28, "loaders": 0.064}, {"trace": 1.6}
     )
-    return Report((error, notice), counts, unseen, run, ranks=ranks, partings=(parting,), cost=cost)
+    return Report((error, notice), counts, unseen, run, ranks=ranks, divergences=(divergence,), cost=cost)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from recorded_runs import training
 from sample_rules import make_invariant
 from sample_studies import study
 from traincheck.checking.engine import Engine, Outcome
-from traincheck.checking.finding_details import exhibits
+from traincheck.checking.finding_details import finding_details
 from traincheck.checking.offline import check_folder
 from traincheck.checking.outcome_files import (
     read_comparison,
@@ -80,7 +80,7 @@ from traincheck.trace.control_file import (
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE, DIGESTS
 from traincheck.trace.reader import count_windows, follow_windows, last_step, read_windows, removed_steps
-from traincheck.trace.run_notes import Manifest, ProcessNote, StopAsked
+from traincheck.trace.run_notes import Manifest, ProcessNote, StopRequest
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Report
@@ -159,7 +159,9 @@ def build(folder: Path, report: Report) -> Path:
     save_followed(folder, 0, RankComparison(compared.outcome, ("x",), "job"))
     write_json(report, folder / "report.json")
     change_control(folder, lambda state: add_finding(state, report.findings[0]))
-    control = Control(muted={"a": "b"}, off=("functions",), look=Request(number=1, steps=2), stop=StopAsked(title="t"))
+    control = Control(
+        muted={"a": "b"}, off=("functions",), look=Request(number=1, steps=2), stop=StopRequest(title="t")
+    )
     change_control(folder, lambda state: msgspec.structs.replace(control, findings=state.findings))
     Settings(str(folder), "run", books=(str(folder / BOOK_FILE),)).write(folder / "session.json")
     with TraceWriter(folder / "..", 7, 7, folder.name) as writer:  # the windows of one process, with tensors
@@ -195,7 +197,7 @@ def _outcome(book: Book, windows: Iterable[Window], rank: int) -> Outcome:
 
 
 def _show(report: Report, verdicts: Any = (), folder: Path | None = None) -> None:
-    shown = exhibits(folder, report, [rule for rule, _ in verdicts]) if folder is not None else ()
+    shown = finding_details(folder, report, [rule for rule, _ in verdicts]) if folder is not None else ()
     for example in shown:
         assert not re.match(r"\w+(Error|Exception):", example.note), (
             example.note
@@ -255,7 +257,7 @@ def _watched(path: Path, folder: Path) -> None:
 
 def _notes(path: Path, folder: Path) -> None:
     run = RunFolder.open(folder)
-    _ = (run.manifest, run.notes(), run.jobs(), run.stop_asked(), run.size)
+    _ = (run.manifest, run.notes(), run.jobs(), run.stop_request(), run.size)
     run.trained_as(0, 1)
 
 

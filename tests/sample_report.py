@@ -15,7 +15,7 @@ from traincheck.vocab.finding_details import (
 )
 
 
-def exhibit(text: str = "Net.w") -> FindingDetails:
+def sample_details(text: str = "Net.w") -> FindingDetails:
     """Everything that a finding may be shown with; each text is `text`."""
     aspect = Aspect(text, (State(text, "empty"), State(text, "wrong")))
     rows = (Row((text, text), (Strip((0, 0, 1, -1)),)), Row(("Net.b",), (Strip((1, 1, 1, 1)),)))

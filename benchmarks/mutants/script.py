@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -47,14 +48,14 @@ class Script:
     @functools.cached_property
     def _line_offsets(self) -> list[int]:
         offsets = [0]
-        for line in self.text.splitlines(keepends=True):
-            offsets.append(offsets[-1] + len(line))
+        for line in self.text.split("\n"):  # as ast does: `splitlines` would also split at form feeds
+            offsets.append(offsets[-1] + len(line) + 1)
         return offsets
 
     def _offset(self, line: int, column: int) -> int:
         """The offset of a position as `ast` counts it (lines from 1, columns in UTF-8 bytes)."""
         start = self._line_offsets[line - 1]
-        line_text = self.text[start : self._line_offsets[line]] if line < len(self._line_offsets) else ""
+        line_text = self.text[start : self._line_offsets[line]]
         return start + len(line_text.encode()[:column].decode())
 
     def span(self, node: ast.expr | ast.stmt | ast.arg | ast.keyword) -> tuple[int, int]:
@@ -68,8 +69,15 @@ class Script:
         return self.text[start:end]
 
     def indent(self, statement: ast.stmt) -> str:
-        """The white space in front of a statement."""
-        return " " * statement.col_offset
+        """The white space in front of a statement (of its line where it shares one)."""
+        start = self._line_offsets[statement.lineno - 1]
+        line = self.text[start : self.span(statement)[0]]
+        return line[: len(line) - len(line.lstrip())]
+
+    def lines(self, *statements: ast.stmt) -> str:
+        """The text from the first to the last of some statements of one block, without their indent."""
+        text = self.text[self.span(statements[0])[0] : self.span(statements[-1])[1]]
+        return text.replace("\n" + self.indent(statements[0]), "\n")
 
     # Edits
 
@@ -103,6 +111,24 @@ class Script:
         end = len(self.text) if line_end < 0 else line_end  # after a comment in the same line
         indent = "\n" + self.indent(statement)
         return Edit(end, end, indent + text.replace("\n", indent))
+
+    def move_before(self, statement: ast.stmt, anchor: ast.stmt) -> list[Edit]:
+        """Move a statement to the place in front of another."""
+        return [self.remove(statement), self.insert_before(anchor, self.lines(statement))]
+
+    def move_after(self, statement: ast.stmt, anchor: ast.stmt) -> list[Edit]:
+        """Move a statement to the place after another."""
+        return [self.remove(statement), self.insert_after(anchor, self.lines(statement))]
+
+    def wrap(self, head: str, *statements: ast.stmt) -> Edit:
+        """Put some statements of one block into a block of their own: `head` is `if x:`, `with y:` ..."""
+        start, end = self.span(statements[0])[0], self.span(statements[-1])[1]
+        text = head + "\n" + textwrap.indent(self.lines(*statements), "    ")
+        return Edit(start, end, text.replace("\n", "\n" + self.indent(statements[0])))
+
+    def unwrap(self, statement: ast.With | ast.If | ast.For) -> Edit:
+        """Put the body of a compound statement in its place."""
+        return self.replace(statement, self.lines(*statement.body))
 
     def apply(self, edits: Sequence[Edit]) -> Script:
         """The script with all edits made. Raises EditFailed where they overlap or give no valid Python."""

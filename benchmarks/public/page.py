@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.public.programs import Program, read_programs
-from benchmarks.public.verdicts import MOST_RATIO, MOST_SECONDS, SKIPPED, VERDICTS, too_slow
+from benchmarks.public.verdicts import MAX_RATIO, MAX_SECONDS, SKIPPED, VERDICTS, too_slow
 from benchmarks.recorded_findings import diagnosis_of, title_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +32,8 @@ def text(programs: list[Program], results: dict[str, Any]) -> str:
         programs=len(listed),
         repositories=len({program.repository for program in listed}),
         counts="\n".join(f"| {name} | {counts[name]} |" for name in VERDICTS if name != SKIPPED),
-        most_ratio=f"{MOST_RATIO:g}",
-        most_seconds=f"{MOST_SECONDS:g}",
+        most_ratio=f"{MAX_RATIO:g}",
+        most_seconds=f"{MAX_SECONDS:g}",
         slow=sum("exit_observed" in by_id[program.id] and too_slow(by_id[program.id]) for program in listed),
         rows="\n".join(row(program, by_id[program.id]) for program in listed),
         findings="\n".join(_explanations(listed, by_id)) or "None of the programs has an explained finding.",

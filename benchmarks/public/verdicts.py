@@ -20,7 +20,7 @@ CLEAN = "clean"
 GOOD = (CLEAN, TRUE)
 VERDICTS = (CLEAN, TRUE, FALSE, MISSED, NOTHING, DIFFERS, CRASHED, FAILS_PLAIN, MISSING, SKIPPED)
 
-MOST_RATIO, MOST_SECONDS = 1.5, 3.0
+MAX_RATIO, MAX_SECONDS = 1.5, 3.0
 """What an observed run may take: so many times the plain one, and so many seconds more."""
 
 
@@ -56,4 +56,4 @@ def unexplained(program: Program, figures: dict[str, Any]) -> list[dict[str, Any
 
 def too_slow(figures: dict[str, Any]) -> bool:
     """Whether the observed run took longer than it may."""
-    return bool(figures["seconds_observed"] > MOST_RATIO * figures["seconds_plain"] + MOST_SECONDS)
+    return bool(figures["seconds_observed"] > MAX_RATIO * figures["seconds_plain"] + MAX_SECONDS)

@@ -50,8 +50,8 @@ def test_diverging_ranks_are_reported_while_they_train(home: Path) -> None:
     assert any(name.endswith("0.weight") for name in error["variables"])
     assert (error["ranks"], error["compared"]) == ([0, 1], 2)
     assert "rank 0 and rank 1 differ in the gradient that the update used" in error["observed"]
-    (parting,) = report["partings"]
-    assert (parting["step"], parting["what"], parting["ranks"]) == (1, "gradients differ", [0, 1])
+    (divergence,) = report["partings"]
+    assert (divergence["step"], divergence["what"], divergence["ranks"]) == (1, "gradients differ", [0, 1])
     assert [tuple(rank[name] for name in STATE) for rank in report["ranks"]] == [
         (0, "ended", 24, 24, 1),
         (1, "ended", 24, 24, 1),

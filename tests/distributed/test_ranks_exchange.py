@@ -43,7 +43,9 @@ def test_exchange_and_files_give_the_same_findings(home: Path, name: str, text: 
     by_exchange = run(home, f"{name}-told", text, *EXCHANGE, expect=3)
     assert finding_rows(by_exchange) == finding_rows(by_files) != []
     assert by_exchange["not_observed"] == by_files["not_observed"] == []
-    without_job = [[{**parting, "job": ""} for parting in report["partings"]] for report in (by_exchange, by_files)]
+    without_job = [
+        [{**divergence, "job": ""} for divergence in report["partings"]] for report in (by_exchange, by_files)
+    ]
     assert without_job[0] == without_job[1] != []
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from recorded_runs import training, write_run
-from sample_report import exhibit
+from sample_report import sample_details
 from sample_rules import make_invariant
 from sample_studies import study
 from traincheck.cli.main import main
@@ -132,9 +132,9 @@ def pages(tmp_path: Path, some_report: Report, clean_report: Report, judged: lis
     odd = replace(some_report.findings[0], title=HOSTILE, variables=(long, HOSTILE), observed=long)
     other = replace(some_report, findings=(odd, *some_report.findings))
     parts = [
-        PageRun(some_report, judged, [exhibit()], "monday"),
+        PageRun(some_report, judged, [sample_details()], "monday"),
         PageRun(clean_report, judged, (), "tuesday"),
-        PageRun(other, judged, [exhibit(HOSTILE), exhibit(long)], "a-name-that-is-very-long-" * 4),
+        PageRun(other, judged, [sample_details(HOSTILE), sample_details(long)], "a-name-that-is-very-long-" * 4),
     ]
     path = tmp_path / "page.html"
     path.write_text(page_of(parts), encoding="utf-8")

@@ -54,7 +54,7 @@ if how == "hangs":
     time.sleep(120)
 """
 
-MOST_A_STEP = 500
+MAX_A_STEP = 500
 """Bytes a step of a run of 1,200 steps, of which the first twenty and the last ones are half."""
 
 
@@ -110,7 +110,7 @@ def test_of_a_long_clean_run_little_is_recorded_and_everything_says_so(home: Pat
     assert any(400 < step < 1000 for step in trained), "a long clean run is shown from beginning to end"
     assert there[0][0] == SETUP and there[-1] == (EVAL, 1200) and (EVAL, 100) in there
     (file,) = folder.event_files()
-    assert bytes_of(file) / 1200 < MOST_A_STEP
+    assert bytes_of(file) / 1200 < MAX_A_STEP
 
     words = f"the recording holds {held} of 1,200 steps (--record all keeps each of them)"
     assert words in output

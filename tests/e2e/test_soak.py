@@ -21,7 +21,7 @@ WORKLOADS = Path(__file__).parents[2] / "benchmarks" / "soak" / "workloads"
 BLOCK = 250
 WARM = 2
 """Blocks after which all is loaded and every cache has begun to fill."""
-MOST_GROWTH = 20_000
+MAX_GROWTH = 20_000
 """Kilobytes: what a run of 50,000 steps may come to."""
 BESIDES = 500_000
 """Bytes of a run folder that are not of the recording: the book, reports, notes."""
@@ -52,7 +52,7 @@ def test_a_long_run_stays_within_memory_and_disk(name: str, steps: int, tmp_path
 
     words = ("--record", "all", "--keep-recording", "1MB", "-o", "long", script)
     done = traincheck(tmp_path, "run", "-b", "book.jsonl", *words, steps=steps)
-    assert growth(done.stdout) < MOST_GROWTH
+    assert growth(done.stdout) < MAX_GROWTH
     folder = RunFolder.open(tmp_path / "long")
     assert folder.size < 1e6 + BESIDES
     assert len(list(folder.path.iterdir())) < 40
@@ -73,7 +73,7 @@ def test_a_long_run_stays_within_memory_and_disk(name: str, steps: int, tmp_path
 def test_a_long_recording_stays_within_memory_and_disk(tmp_path: Path) -> None:
     script = WORKLOADS / "steady.py"
     done = traincheck(tmp_path, "collect", "--keep-recording", "1 MB", "-o", "long", script, steps=1000)
-    assert growth(done.stdout) < MOST_GROWTH
+    assert growth(done.stdout) < MAX_GROWTH
     folder = RunFolder.open(tmp_path / "long")
     assert folder.size < 1e6 + BESIDES
     (removed,) = folder.removed()

@@ -152,11 +152,11 @@ def test_a_failure_of_ours_is_reported_and_the_program_runs_on(
 ) -> None:
     (tmp_path / "train.py").write_text("import time; time.sleep(0.2); print('ran'); raise SystemExit(4)")
 
-    def beside() -> AbstractContextManager[object]:
+    def during_run() -> AbstractContextManager[object]:
         raise OSError("no more memory")
 
     target = Target.parse([str(tmp_path / "train.py")])
-    status = launch(target, Settings(str(tmp_path), "collect"), os.environ, beside)
+    status = launch(target, Settings(str(tmp_path), "collect"), os.environ, during_run)
     captured = capfd.readouterr()
     assert (status.code, captured.out) == (4, "ran\n")
     assert captured.err == "traincheck: OSError: no more memory (the program continues)\n"

@@ -26,7 +26,7 @@ PAGES = tuple(
         and path.name not in GENERATED
     )
 )
-MOST_WORDS = 30
+MAX_WORDS = 30
 """The longest sentence that passes. Write for 22 words; 30 leaves room for lists of names."""
 OPENERS = ("What", "Who", "Of", "Where", "Nothing")
 """A sentence that opens with one of these hides its subject in a relative clause."""
@@ -130,7 +130,7 @@ def _long_sentences(text: str, check: Check) -> Iterator[CheckResult]:
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
     for sentence in sentences(text):
         count = len(sentence.words)
-        if count > MOST_WORDS:
+        if count > MAX_WORDS:
             at = starts[sentence.line - 1]
             yield CheckResult(check.path, check.message.format(count, " ".join(sentence.words[:6])), (at, at + 1), None)
 

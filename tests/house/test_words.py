@@ -10,9 +10,9 @@ from prose import PAGES, Sentence, sentences
 from repository import MODULES, ROOT, SRC, shown_path
 from words import EMPTY_FILES, bindings, count
 
-MOST_EMPTY_NAMES = 5.0
+MAX_EMPTY_NAMES = 5.0
 """Per 1,000 bindings. Hypothesis has 4.2, coverage.py 0.8; a rare `what` in a short expression may stay."""
-MOST_OPENERS = 3.0
+MAX_OPENERS = 3.0
 """Per 100 sentences. The pages of coverage.py, httpx and torchtitan have 0.9 to 1.9."""
 LEAST_YOU = 10.0
 """Per 1,000 words: documentation speaks to its reader. The same pages have 11 to 20."""
@@ -21,7 +21,7 @@ LEAST_YOU = 10.0
 def test_names_say_what_they_hold() -> None:
     counted = count(MODULES)
     report = "\n".join(line.replace(f"{ROOT}/", "") for line in counted.lines)
-    assert counted.per_thousand < MOST_EMPTY_NAMES, (
+    assert counted.per_thousand < MAX_EMPTY_NAMES, (
         f"{counted.empty} of {counted.total} bindings ({counted.per_thousand:.1f} per 1,000) say nothing:\n{report}"
     )
 
@@ -43,7 +43,7 @@ def test_sentences_open_with_their_subject() -> None:
         f"{page}:{one.line}: {one.text[:70]}" for page, lines in pages.items() for one in lines if one.has_bad_opener
     ]
     rate = 100 * len(bad) / total
-    assert rate < MOST_OPENERS, f"{len(bad)} of {total} sentences ({rate:.1f} per 100):\n" + "\n".join(bad)
+    assert rate < MAX_OPENERS, f"{len(bad)} of {total} sentences ({rate:.1f} per 100):\n" + "\n".join(bad)
 
 
 def test_documentation_speaks_to_you() -> None:

@@ -18,7 +18,7 @@ resource = pytest.importorskip("resource")
 LONGEST = 60
 """Seconds that an input may take: what goes round in circles takes longer, whatever the machine."""
 
-MOST_MEMORY = 4 << 30
+MAX_MEMORY = 4 << 30
 """Bytes that reading may take beyond what there is before."""
 
 INPUTS = 100_000
@@ -50,7 +50,7 @@ def bounded() -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGALRM, too_long)
     if pages:
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_MEMORY, limits[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MAX_MEMORY, limits[1]))
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ def program_windows(name: str, demand: Demand, length: int) -> Program:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs are short, so that the numbers are."""
-    for name, value in (("FIRST_STEPS", 1), ("FIRST_EVALUATIONS", 0), ("BEFORE", 1), ("AFTER", 1), ("MOST_NEW", 0)):
+    for name, value in (("FIRST_STEPS", 1), ("FIRST_EVALUATIONS", 0), ("BEFORE", 1), ("AFTER", 1), ("MAX_NEW", 0)):
         monkeypatch.setattr(retention, name, value)
 
 

@@ -132,7 +132,7 @@ ODD: dict[str, Callable[[], None]] = {
     "scaled": scaled,
 }
 PROGRAMS = {**ALL, **ODD}
-MOST_STEPS = 16
+MAX_STEPS = 16
 
 
 def record(name: str, watches: Callable[[int], bool], demand: Demand = EVERYTHING) -> Seen:
@@ -176,7 +176,7 @@ def changes(window: Window) -> list[object]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@given(st.sets(st.integers(1, MOST_STEPS)))
+@given(st.sets(st.integers(1, MAX_STEPS)))
 @example(set())
 @example({3, 4})
 @settings(max_examples=12)
@@ -212,7 +212,7 @@ def test_training_is_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*GOOD, *BUGGY])
-@given(st.sets(st.integers(1, MOST_STEPS)))
+@given(st.sets(st.integers(1, MAX_STEPS)))
 @settings(max_examples=10)
 def test_no_verdict_is_worse_than_that_of_the_whole_run(name: str, watched: set[int]) -> None:
     """What is told of a step that is watched would be told of it in any case."""

@@ -143,7 +143,7 @@ def test_of_too_many_alerts_the_later_ones_are_left_out_and_counted() -> None:
     courier = Courier(Slow(), messages.append)
     courier.put(alert(0))
     begun.wait(30)
-    for number in range(1, couriers.MOST_WAITING + 7):
+    for number in range(1, couriers.MAX_WAITING + 7):
         courier.put(alert(number))  # none of which waits
     go.set()
     courier.close(seconds=30)

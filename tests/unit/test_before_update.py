@@ -10,7 +10,7 @@ import traincheck
 from traincheck.errors import StopTraining
 from traincheck.runtime import callbacks
 from traincheck.runtime.before_update import BeforeUpdate
-from traincheck.trace.run_notes import StopAsked
+from traincheck.trace.run_notes import StopRequest
 from traincheck.vocab.finding import Finding
 
 FINDING = Finding("error", 4, 0, "Gradients stay", "", None, (), "", "", (), ("ab",), 4, 1)
@@ -44,7 +44,7 @@ def test_snapshot_then_callbacks_then_the_stop_with_its_own_callbacks_first() ->
     update = Update()
     traincheck.on_violation(lambda finding: update.log.append(f"finding: {finding.title}"))
     traincheck.before_stop(lambda: update.log.append("save"))
-    update.before.stop(StopAsked(title="enough", step=4))
+    update.before.stop(StopRequest(title="enough", step=4))
     update.before.report(FINDING)
     update.before.request_snapshot()
     with pytest.raises(StopTraining, match="after step 4: enough"):
@@ -97,7 +97,7 @@ def test_an_error_before_the_stop_does_not_keep_it(capsys: pytest.CaptureFixture
     def save() -> None:
         raise OSError("disk full")
 
-    update.before.stop(StopAsked(title="enough"))
+    update.before.stop(StopRequest(title="enough"))
     with pytest.raises(StopTraining, match="on request: enough"):
         update.before()
     assert "save, called before the stop, raised OSError: disk full" in capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_an_error_before_the_stop_does_not_keep_it(capsys: pytest.CaptureFixture
 
 def test_a_stop_may_be_for_a_later_step() -> None:
     update = Update()
-    update.before.stop(StopAsked(title="enough", at=9))
+    update.before.stop(StopRequest(title="enough", at=9))
     update.before()
     update.step = 8
     update.before()

@@ -25,7 +25,7 @@ from traincheck.inference.learn import learn
 from traincheck.invariants.book import Book
 from traincheck.runtime.control import State
 from traincheck.runtime.launching.import_hooks import when_imported
-from traincheck.runtime.recording.burst_recording import MOST_TIMES, BurstRecorder
+from traincheck.runtime.recording.burst_recording import MAX_TIMES, BurstRecorder
 from traincheck.sources.attachment import Attachment, CannotReattach
 from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.listener import RecorderListener
@@ -223,7 +223,7 @@ def test_a_run_looks_closer_by_itself_once_for_a_rule_and_a_few_times_in_all() -
             looked.closer.violated((f"rule {step // 2}",))
 
         train(4, after, epochs=6)
-    assert sum(last - first + 1 for first, last in looked.state.full) == MOST_TIMES
+    assert sum(last - first + 1 for first, last in looked.state.full) == MAX_TIMES
 
 
 def test_none_is_none() -> None:

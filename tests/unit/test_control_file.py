@@ -18,7 +18,7 @@ from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.trace import control_file as protocol
 from traincheck.trace.control_file import Control, ControlFile, change_control, read_answers, read_control, stopped
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.run_notes import Manifest, StopAsked
+from traincheck.trace.run_notes import Manifest, StopRequest
 from traincheck.vocab.finding import Finding
 
 
@@ -62,7 +62,7 @@ def test_a_lock_that_is_held_for_long_is_told(run: RunFolder, monkeypatch: pytes
 
 
 def test_the_first_reason_to_stop_stays(run: RunFolder) -> None:
-    first, second = StopAsked(title="first"), StopAsked(title="second", step=4)
+    first, second = StopRequest(title="first"), StopRequest(title="second", step=4)
     assert stopped(stopped(Control(), first), second).stop == first
 
 
@@ -119,7 +119,7 @@ class Obeying:
     def snapshot(self) -> None:
         self.done.append(("snapshot",))
 
-    def stop(self, because: StopAsked) -> None:
+    def stop(self, because: StopRequest) -> None:
         self.done.append(("stop", because.title, because.at))
 
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_done_is_said(run: RunFolder, process: Process) -> None:
 
 def test_alone_a_process_stops_before_its_next_update(run: RunFolder, process: Process) -> None:
     process.step()
-    change_control(run.path, lambda control: stopped(control, StopAsked(title="enough")))
+    change_control(run.path, lambda control: stopped(control, StopRequest(title="enough")))
     process.until(lambda: process.orders.done)
     assert process.orders.done == [("stop", "enough", None)]
 
@@ -236,7 +236,7 @@ def test_of_several_ranks_the_first_says_where_all_stop(run: RunFolder) -> None:
     ranks = [Process(run, RankInfo(rank, 2, "job")) for rank in (0, 1)]
     for rank in ranks:
         rank.state.step, rank.state.training = 40, True
-    change_control(run.path, lambda control: stopped(control, StopAsked(title="enough")))
+    change_control(run.path, lambda control: stopped(control, StopRequest(title="enough")))
     for rank in ranks:
         rank.until(lambda rank=rank: rank.orders.done)
     (first,), (second,) = ranks[0].orders.done, ranks[1].orders.done
@@ -249,7 +249,7 @@ def test_a_rank_that_is_told_of_no_step_stops_by_itself(run: RunFolder, monkeypa
     monkeypatch.setattr("traincheck.runtime.control.PATIENCE", 0.1)
     second = Process(run, RankInfo(1, 2, "job"))
     second.state.training = True
-    change_control(run.path, lambda control: stopped(control, StopAsked(title="enough")))
+    change_control(run.path, lambda control: stopped(control, StopRequest(title="enough")))
     second.until(lambda: second.orders.done)
     assert second.orders.done == [("stop", "enough", None)]
     second.controlled.close()

@@ -28,7 +28,7 @@ from traincheck.vocab.occasion import Property, Subject
 FOLDER = Path(diagnoses.__file__).parent
 PACKS = FOLDER.parent / "packs"
 ENTRIES = tuple(entry for group in topics().values() for entry in group)
-MOST_WORDS = 28
+MAX_WORDS = 28
 """Words of a sentence of the catalogue at most."""
 
 
@@ -48,7 +48,7 @@ def test_an_entry_is_complete(entry: Diagnosis) -> None:
     assert flaw(entry) == ""
     assert not entry.title.endswith(".") and entry.problem.endswith((".", ")"))
     for sentence in re.split(r"(?<=[.:?])\s", " ".join((entry.problem, *entry.advice, entry.priority_reason))):
-        assert len(sentence.split()) <= MOST_WORDS, sentence
+        assert len(sentence.split()) <= MAX_WORDS, sentence
     assert page(entry).startswith(f"# {entry.title}\n\n`{entry.slug}`\n")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from sample_windows import ReadingFields, Script
 from traincheck.checking import digests
-from traincheck.checking.digests import DIGEST, EVERY, MOST_SECTIONS, SETTLING, Classes, full, lean, section_of
+from traincheck.checking.digests import DIGEST, EVERY, MAX_SECTIONS, SETTLING, Classes, full, lean, section_of
 from traincheck.testing.readable_traces import to_text
 from traincheck.vocab.demand import EVERYTHING, NOTHING
 from traincheck.vocab.events import SharedValues, Window
@@ -146,9 +146,9 @@ def test_of_very_many_sections_several_share_a_digest() -> None:
     def letters(number: int) -> str:
         return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
-    names = [f"part_{letters(number)}.w" for number in range(10 * MOST_SECTIONS)]  # of each digest some
+    names = [f"part_{letters(number)}.w" for number in range(10 * MAX_SECTIONS)]  # of each digest some
     section_digests = sections(lean(held(0, 1, dict.fromkeys(names, 1)), EVERYTHING))
-    assert len(section_digests) <= MOST_SECTIONS and all(name.startswith("~") for name in section_digests)
+    assert len(section_digests) <= MAX_SECTIONS and all(name.startswith("~") for name in section_digests)
     job = Job(3)
     assert [window.shared for window in job.step(same, names)] == [SharedValues(0)] * 3
     wrong = lambda rank, name: 7 if rank == 2 and name == names[3] else 5  # noqa: E731
@@ -220,7 +220,7 @@ def test_a_replica_of_a_shard_that_breaks_is_looked_at_again() -> None:
 
 
 def test_of_too_many_ranks_those_that_have_just_gone_apart_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "MOST_IN_FULL", 4)
+    monkeypatch.setattr(digests, "MAX_IN_FULL", 4)
     size, job = 12, Job(12)
 
     def copies(rank: int, name: str) -> int:
@@ -241,7 +241,7 @@ def test_of_too_many_ranks_those_that_have_just_gone_apart_come_first(monkeypatc
 
 
 def test_what_is_left_out_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "MOST_IN_FULL", 4)
+    monkeypatch.setattr(digests, "MAX_IN_FULL", 4)
     job = Job(6)
     for _ in range(SETTLING):
         job.step(own, NAMES, wrong=True)

@@ -16,9 +16,9 @@ from recorded_runs import training, write_run
 from sample_rules import make_invariant
 from traincheck.checking import finding_details as module
 from traincheck.checking.code_excerpts import FILES, LARGEST, excerpt, with_files
-from traincheck.checking.finding_details import MOST_SHOWN, exhibits, mute_command
-from traincheck.checking.parameter_history import MOST_ROWS, Surroundings
-from traincheck.checking.rank_agreement import MOST_LABELS, agreement, held, of_ranks
+from traincheck.checking.finding_details import MAX_SHOWN, finding_details, mute_command
+from traincheck.checking.parameter_history import MAX_ROWS, Surroundings
+from traincheck.checking.rank_agreement import MAX_LABELS, agreement, held, of_ranks
 from traincheck.checking.results import verdicts_of_run
 from traincheck.redaction import MARK
 from traincheck.testing.readable_traces import from_text
@@ -179,7 +179,7 @@ def test_what_does_not_differ_shares_a_row_and_the_rest_is_counted() -> None:
         )
         many += [replace(window, step=number) for window in from_text(step + several)]
     shown = history(many)
-    assert shown is not None and len(shown.rows) == MOST_ROWS and shown.beyond == 50 - MOST_ROWS
+    assert shown is not None and len(shown.rows) == MAX_ROWS and shown.beyond == 50 - MAX_ROWS
 
 
 LOSS = """
@@ -249,7 +249,7 @@ def test_of_many_ranks_those_that_hold_the_same_share_a_row() -> None:
     by_rank = {rank: {5: {("a", "w"): rank == 40}} for rank in range(60)}
     matrix, beside = agreement(by_rank, 5), of_ranks(by_rank, 5)  # type: ignore[arg-type]
     assert matrix is not None and len(matrix.labels) == 2 and matrix.labels[1] == "40"
-    assert beside is not None and len(beside.rows) == 2 <= MOST_LABELS
+    assert beside is not None and len(beside.rows) == 2 <= MAX_LABELS
 
 
 # -- a run folder ------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def ranks_run(folder: Path, ranks: int = 3) -> Report:
 
 def test_ranks_of_a_run_are_set_beside_each_other(tmp_path: Path) -> None:
     run_report = ranks_run(tmp_path / "run")
-    (shown,) = exhibits(tmp_path / "run", run_report, learned().invariants)
+    (shown,) = finding_details(tmp_path / "run", run_report, learned().invariants)
     assert shown.agreement is not None and shown.agreement.labels == ("0", "1", "2") and shown.note == ""
     counts, values = shown.agreement.agreeing, shown.agreement.values
     assert counts[0][1] == values > counts[0][2] == counts[1][2] >= 0
@@ -282,20 +282,20 @@ def test_only_the_steps_around_a_finding_are_read(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", "train.py", training(100))
     (file,) = RunFolder.open(path).event_files()
     assert [window.step for window in read_steps(file, 40, 42)] == [40, 41, 42]
-    (shown,) = exhibits(path, report(finding(50)))
+    (shown,) = finding_details(path, report(finding(50)))
     assert shown.histories[0].steps == tuple(range(50 - module.BEFORE, 50 + module.AFTER + 1))
 
 
 def test_what_cannot_be_shown_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (nothing,) = exhibits(tmp_path / "absent", report(finding()))
+    (nothing,) = finding_details(tmp_path / "absent", report(finding()))
     assert "absent" in nothing.note and nothing.histories == ()
     path = write_run(tmp_path / "run", "train.py", training(8))
-    many = exhibits(path, report(*[finding()] * (MOST_SHOWN + 2)))
-    assert [bool(details.histories) for details in many] == [True] * MOST_SHOWN + [False] * 2
-    (elsewhere,) = exhibits(path, report(finding(rank=7)))
-    assert elsewhere.note == "the recording tells nothing of parameters in the steps around it"
-    monkeypatch.setattr(module, "MOST_BYTES", 10)
-    (shown,) = exhibits(path, report(finding()))
+    many = finding_details(path, report(*[finding()] * (MAX_SHOWN + 2)))
+    assert [bool(details.histories) for details in many] == [True] * MAX_SHOWN + [False] * 2
+    (elsewhere,) = finding_details(path, report(finding(rank=7)))
+    assert elsewhere.note == "the recording holds nothing about parameters in the steps around it"
+    monkeypatch.setattr(module, "MAX_BYTES", 10)
+    (shown,) = finding_details(path, report(finding()))
     assert "too large" in shown.note and shown.mute and shown.code is not None
 
 
@@ -303,7 +303,7 @@ def test_a_garbled_recording_costs_the_pictures_and_not_the_page(tmp_path: Path)
     path = write_run(tmp_path / "run", "train.py", training(8))
     (file,) = RunFolder.open(path).event_files()
     file.write_bytes(b"no stream at all")
-    (shown,) = exhibits(path, report(finding()))
+    (shown,) = finding_details(path, report(finding()))
     assert "not an Arrow stream" in shown.note and shown.histories == ()
 
 
@@ -312,9 +312,9 @@ def test_a_working_directory_that_is_gone_costs_the_code_only(tmp_path: Path, mo
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    (shown,) = exhibits(path, with_files(report(finding()), Path(), STARTED))
+    (shown,) = finding_details(path, with_files(report(finding()), Path(), STARTED))
     assert shown.histories and shown.code is not None and "was not found from here" in shown.code.note
-    assert exhibits(Path("run"), report(finding()))[0].histories == ()
+    assert finding_details(Path("run"), report(finding()))[0].histories == ()
 
 
 def test_the_command_that_mutes(tmp_path: Path) -> None:

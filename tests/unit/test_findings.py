@@ -66,17 +66,17 @@ def test_a_finding_is_told_once(new_invariant: NewInvariant) -> None:
 def test_what_fails_in_every_step_is_counted_and_not_kept_without_end(
     new_invariant: NewInvariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MOST_IN_ALL", 250)
+    monkeypatch.setattr(engine, "MAX_IN_ALL", 250)
     of_each = Subject("torch.optim.Optimizer.step", "parameter.data")
     clauses = ((), (Clause("held", "none"),), (Clause("held", "this", negated=True),))
     # One parameter is frozen.
     rules = [new_invariant(clauses=rule_clauses, subject=of_each) for rule_clauses in clauses]
-    checker, steps = engine.Engine(rules), 3 * engine.MOST_VIOLATIONS
+    checker, steps = engine.Engine(rules), 3 * engine.MAX_VIOLATIONS
     for window in training(steps):
         checker.feed(window)
     live_outcome = checker.outcome
     kept = [sum(violation.invariant == rule for violation in live_outcome.violations) for rule in rules]
-    assert max(kept) <= engine.MOST_VIOLATIONS and min(kept) >= engine.FEW and sum(kept) <= 250 + 3 * engine.FEW
+    assert max(kept) <= engine.MAX_VIOLATIONS and min(kept) >= engine.FEW and sum(kept) <= 250 + 3 * engine.FEW
     save_outcome(tmp_path, live_outcome)
     for outcome in (live_outcome, read_outcome(tmp_path / "live-0-0.json", Book(tuple(rules)))):
         report = combine(Book(tuple(rules)), rules, [outcome], unobserved={}).report

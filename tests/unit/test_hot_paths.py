@@ -29,11 +29,11 @@ STEPS = range(17, 23)  # steps in which no values are read, see call_summaries.p
 
 OF_A_RULE = Demand.of_calls(STEP, changes=("parameter.data",))
 
-MOST_CALLS = {"everything": 2_110, "a rule": 610, "nothing": 240, "not watched": 128}
-MOST_CALLS_TO_JUDGE = 1_250
+MAX_CALLS = {"everything": 2_110, "a rule": 610, "nothing": 240, "not watched": 128}
+MAX_CALLS_TO_JUDGE = 1_250
 """With the rules of the general pack; more than `LEAST_JUDGED` of them judge such a step."""
 LEAST_JUDGED = 10
-MOST_BYTES = {"everything": 4.2, "a rule": 2.1, "nothing": 0, "not watched": 0}
+MAX_BYTES = {"everything": 4.2, "a rule": 2.1, "nothing": 0, "not watched": 0}
 """In multiples of the bytes of the parameters."""
 
 
@@ -101,7 +101,7 @@ def test_a_step_calls_no_more_functions(kind: str) -> None:
         train(*KINDS[kind], before_step)
     finally:
         sys.setprofile(before)
-    assert counted.in_a_step <= MOST_CALLS[kind], str(counted)
+    assert counted.in_a_step <= MAX_CALLS[kind], str(counted)
     assert counted.calls or kind not in ("everything", "a rule")
 
 
@@ -117,7 +117,7 @@ def test_judging_a_step_calls_no_more_functions() -> None:
     finally:
         sys.setprofile(before)
     assert sum(tried.triggered > 0 for tried in engine.outcome.tried.values()) >= LEAST_JUDGED
-    assert counted.in_a_step <= MOST_CALLS_TO_JUDGE, str(counted)
+    assert counted.in_a_step <= MAX_CALLS_TO_JUDGE, str(counted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,5 +134,5 @@ def test_a_step_reads_no_more_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(hashing, "digest", counting)
     size = train(*KINDS[kind], before_step)
-    assert read[0] / len(STEPS) <= MOST_BYTES[kind] * size, f"{read[0] / len(STEPS) / size:.2f} times the parameters"
+    assert read[0] / len(STEPS) <= MAX_BYTES[kind] * size, f"{read[0] / len(STEPS) / size:.2f} times the parameters"
     assert read[0] or kind not in ("everything", "a rule")

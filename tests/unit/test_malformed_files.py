@@ -43,7 +43,7 @@ from traincheck.trace import message_limits
 from traincheck.trace.control_file import change_control, read_control
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
-from traincheck.trace.message_limits import MOST_ROWS
+from traincheck.trace.message_limits import MAX_ROWS
 from traincheck.trace.reader import follow_windows, last_step, read_windows
 from traincheck.trace.run_notes import LARGEST_JOB, Manifest, ProcessNote
 from traincheck.trace.schema import COLUMNS, EVENT, TEXT, schema
@@ -83,7 +83,7 @@ def bomb(path: Path, batch: pa.RecordBatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("rows", [1_000_000, pytest.param(2 * MOST_ROWS, marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.parametrize("rows", [1_000_000, pytest.param(2 * MAX_ROWS, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_a_window_of_very_many_rows_is_refused(tmp_path: Path, rows: int) -> None:
     path = bomb(tmp_path / "events-0-0.arrows", zeros(rows))
     for read in (read_windows, lambda path: follow_windows(path, lambda: True)):

@@ -14,7 +14,7 @@ import pytest
 
 from traincheck.background_threads import background
 from traincheck.runtime.recording import pipeline as pipelines
-from traincheck.runtime.recording.pipeline import BYTES_OF_AN_EVENT, MOST_BYTES, MOST_WAITING, Pipeline
+from traincheck.runtime.recording.pipeline import BYTES_OF_AN_EVENT, MAX_BYTES, MAX_WAITING, Pipeline
 from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.vocab.events import NO_CALL, Reading, Window
 
@@ -82,10 +82,10 @@ def test_a_hanging_stage_keeps_nobody_waiting_and_memory_is_bounded(
     over = threading.Event()
     pipeline = Pipeline([("hanging", lambda window: over.wait(60)), ("good", log.take)], log.fault)
     pipeline.start()
-    for index in range(3 * MOST_WAITING):
+    for index in range(3 * MAX_WAITING):
         pipeline.put(window(index))
-    assert pipeline.closed == 3 * MOST_WAITING
-    assert pipeline.dropped == 2 * MOST_WAITING - 1  # one is at work
+    assert pipeline.closed == 3 * MAX_WAITING
+    assert pipeline.dropped == 2 * MAX_WAITING - 1  # one is at work
     assert "hanging" in pipeline.close()
     until(lambda: "Ctrl-C" in capsys.readouterr().err)
     over.set()
@@ -95,7 +95,7 @@ def test_windows_that_wait_are_bounded_in_memory_as_well(log: StageLog) -> None:
     over = threading.Event()
     pipeline = Pipeline([("slow", lambda window: over.wait(60)), ("good", log.take)], log.fault)
     pipeline.start()
-    half = MOST_BYTES // BYTES_OF_AN_EVENT // 2 + 1
+    half = MAX_BYTES // BYTES_OF_AN_EVENT // 2 + 1
     readings = (READING,) * half
     for index in range(4):
         pipeline.put(Window(index, index, "train", readings=readings))
@@ -136,7 +136,7 @@ def that_waits(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("events, windows", [(0, pipelines.MOST_TOGETHER + 1), (200_000, 2)])
+@pytest.mark.parametrize("events, windows", [(0, pipelines.MAX_TOGETHER + 1), (200_000, 2)])
 def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
     events: int, windows: int, log: StageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.runtime.ranks.rank_protocol import Connection
 from traincheck.sources.distributed import job_store, replica_readings
 from traincheck.sources.distributed.job_store import JobStore
-from traincheck.trace.run_notes import StopAsked
+from traincheck.trace.run_notes import StopRequest
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.finding import Finding
@@ -40,7 +40,7 @@ class Rank:
     def __init__(self, rank: int, size: int, folder: str, rules: list[Invariant]) -> None:
         self.decided = threading.Event()
         self.findings: list[Finding] = []
-        self.stops: list[StopAsked] = []
+        self.stops: list[StopRequest] = []
         self.faults: list[BaseException] = []
         self.exchange = RankClient(
             RankInfo(rank, size, "job"),
@@ -228,7 +228,7 @@ def test_a_first_rank_that_dies_is_told_once(begin: Begin) -> None:
 def test_telling_never_waits_though_nobody_reads(begin: Begin) -> None:
     """The last rank never comes, so nobody listens yet; then windows are left out, and counted."""
     ranks = begin(["", ""], size=3)
-    windows = updates(0, rank_client.MOST_WAITING + 50)
+    windows = updates(0, rank_client.MAX_WAITING + 50)
     for rank in ranks:
         rank.tell(windows)
         assert rank.exchange.dropped == 50
@@ -238,7 +238,7 @@ def test_telling_never_waits_though_nobody_reads(begin: Begin) -> None:
 
 def test_a_rank_that_lags_holds_up_nobody_at_the_end(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rank is far ahead of one that trains no more but lives."""
-    monkeypatch.setattr(rank_server, "MOST_AHEAD", 4)
+    monkeypatch.setattr(rank_server, "MAX_AHEAD", 4)
     first, other = begin(["", ""])
     other.tell(updates(1, 3))
     first.tell(updates(0, 100))
@@ -251,7 +251,7 @@ def test_a_rank_that_lags_holds_up_nobody_at_the_end(begin: Begin, monkeypatch: 
 def test_what_asks_to_stop_reaches_all(begin: Begin) -> None:
     ranks = begin([""] * 3)
     wait_for(lambda: ranks[0].exchange._server is not None and len(ranks[0].exchange._server._connections()) == 2)
-    because = StopAsked(title="Gradients differ", step=7)
+    because = StopRequest(title="Gradients differ", step=7)
     ranks[0].exchange.broadcast_stop(because)
     ranks[1].exchange.broadcast_stop(because)
     wait_for(lambda: all(rank.stops == [because] for rank in ranks[1:]))

@@ -188,7 +188,7 @@ def test_the_place_of_a_rank_is_taken_once(job: Callable[[int], First]) -> None:
 
 
 def test_a_peer_far_ahead_is_not_read_but_answers(job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_server, "MOST_AHEAD", 8)
+    monkeypatch.setattr(rank_server, "MAX_AHEAD", 8)
     first = job(2)
     windows = {0: updates(0), 1: updates(1, differs_from=3)}
     peer = first.peer(1, windows[1].__getitem__)
@@ -205,7 +205,7 @@ def test_a_peer_far_ahead_is_not_read_but_answers(job: Callable[[int], First], m
 
 def test_a_peer_far_ahead_fills_no_memory(job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not read stays with the one that tells: it cannot get rid of more than the network holds."""
-    monkeypatch.setattr(rank_server, "MOST_AHEAD", 8)
+    monkeypatch.setattr(rank_server, "MAX_AHEAD", 8)
     first = job(2)
     peer = first.peer(1)
     theirs = first.rank._peers[1]
@@ -276,7 +276,7 @@ def test_a_peer_that_hangs_in_a_message_does_not_keep_the_reader(job: Callable[[
 
 def test_telling_ends_where_it_is_given_up(job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rank waits for those behind it, but not when the program is over."""
-    monkeypatch.setattr(rank_server, "MOST_AHEAD", 4)
+    monkeypatch.setattr(rank_server, "MAX_AHEAD", 4)
     first = job(2)
     first.peer(1).tell(updates(1, 2))
     first.tell(updates(0, 6))
@@ -292,7 +292,7 @@ def test_what_a_rank_holds_alone_is_not_kept_for_ever(job: Callable[[int], First
     peer.line.send(WindowDigest(lean(updates(1, 500)[-1], EVERYTHING)))
     first.tell(updates(0, 499))
     wait_for(lambda: not first.rank._peers[0].windows)
-    assert len(first.rank._own) <= 2 * rank_server.MOST_AHEAD
+    assert len(first.rank._own) <= 2 * rank_server.MAX_AHEAD
 
 
 def test_a_fault_in_comparing_is_told_and_stops_nobody(

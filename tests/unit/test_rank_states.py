@@ -83,7 +83,7 @@ def test_of_four_ranks_the_one_that_deviates_is_named(
 ) -> None:
     ranks = {rank: trained(rank, since=7) if rank == 2 else trained(rank) for rank in range(4)}
     report = check(recorded(tmp_path, ranks, 4), book).report
-    assert report.partings == (Divergence("job", 7, "calls of train.scale differ", (2,), 4),)
+    assert report.divergences == (Divergence("job", 7, "calls of train.scale differ", (2,), 4),)
     leader = report.findings[0]
     assert (leader.ranks, leader.compared, leader.step) == ((2,), 4, 7)
     assert "rank 2 differs from ranks 0, 1, 3 in what it got: 2, 2, 3, 2" in leader.observed
@@ -97,8 +97,8 @@ def test_of_four_ranks_the_one_that_deviates_is_named(
 
 def test_of_two_ranks_that_differ_neither_deviates(tmp_path: Path, book: Book) -> None:
     report = check_folder(recorded(tmp_path, {0: trained(0), 1: trained(1, since=5)}, 2).path, book).report
-    (parting,) = report.partings
-    assert (parting.step, parting.ranks, parting.differing.is_minority) == (5, (0, 1), False)
+    (divergence,) = report.divergences
+    assert (divergence.step, divergence.ranks, divergence.differing.is_minority) == (5, (0, 1), False)
     assert [(state.apart, state.what) for state in report.ranks] == [(5, "calls of train.scale differ")] * 2
 
 
@@ -161,7 +161,7 @@ def test_ranks_that_no_rule_speaks_of_are_not_said_to_agree(tmp_path: Path) -> N
 
 def test_a_run_of_one_rank_has_no_table(tmp_path: Path, book: Book) -> None:
     report = check_folder(recorded(tmp_path, {0: trained(0)}, 1).path, book).report
-    assert report.ranks == () and report.partings == ()
+    assert report.ranks == () and report.divergences == ()
 
 
 def test_the_last_step_of_a_torn_recording(tmp_path: Path) -> None:

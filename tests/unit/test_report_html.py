@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pages import ATTACKS, Page
-from sample_report import exhibit
+from sample_report import sample_details
 from traincheck.errors import OutputError
 from traincheck.reporting.base import Sink
 from traincheck.reporting.html.sink import HtmlSink, html_of, render_html
@@ -30,7 +30,7 @@ def judged(some_invariants: tuple[Invariant, ...]) -> list[tuple[Invariant, str]
 
 @pytest.fixture
 def page(some_report: Report, judged: list[tuple[Invariant, str]]) -> Page:
-    return Page(html_of(some_report, judged, [exhibit()]))
+    return Page(html_of(some_report, judged, [sample_details()]))
 
 
 def hostile(attack: str, report: Report, make: Callable[..., Invariant]) -> str:
@@ -56,10 +56,12 @@ def hostile(attack: str, report: Report, make: Callable[..., Invariant]) -> str:
     )
     run: dict[str, object] = {"script": attack, attack: attack, "argv": [attack], "nested": {attack: [attack]}}
     states = [replace(report.ranks[0], job=f"{number}{attack}", end=attack, what=attack) for number in range(2)]
-    partings = (replace(report.partings[0], job=states[0].job, what=attack),)
+    divergences = (replace(report.divergences[0], job=states[0].job, what=attack),)
     hostile_report = replace(report, findings=(finding, finding), not_observed=(attack,), run=run)
-    hostile_report = replace(hostile_report, ranks=tuple(states), partings=partings)
-    return html_of(hostile_report, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)], [exhibit(attack)])
+    hostile_report = replace(hostile_report, ranks=tuple(states), divergences=divergences)
+    return html_of(
+        hostile_report, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)], [sample_details(attack)]
+    )
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -60,7 +60,7 @@ def test_a_report_from_before_ranks_were_told_is_read(some_report: Report, path:
     del document["findings"][0]["diagnosis"]
     path.write_text(json.dumps(document))
     restored = read_json(path)
-    assert (restored.ranks, restored.partings, restored.findings[0].ranks) == ((), (), ())
+    assert (restored.ranks, restored.divergences, restored.findings[0].ranks) == ((), (), ())
     assert restored.counts == some_report.counts
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pages import ATTACKS, Page
 from recorded_runs import training, write_run
-from sample_report import exhibit
+from sample_report import sample_details
 from traincheck.cli.main import main
 from traincheck.cli.report_output import names_of
 from traincheck.reporting.html.charts import HEIGHT, WIDTH, axis, cost_bars, line, matrix, track
@@ -78,7 +78,7 @@ def test_what_watching_took_is_told_by_its_parts() -> None:
 
 
 def test_pictures_are_told_in_words_as_well(some_report: Report) -> None:
-    page = Page(html_of(some_report, (), [exhibit()]))
+    page = Page(html_of(some_report, (), [sample_details()]))
     drawings = [drawing for drawing in page.all("svg") if drawing.get("aria-hidden") != "true"]
     assert len(drawings) == 3 and all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
     assert "rank 0 and 1: 4 of 4 the same" in {cell.get("title") for cell in page.all("td")}
@@ -90,7 +90,7 @@ def test_pictures_are_told_in_words_as_well(some_report: Report) -> None:
 def test_a_finding_is_shown_with_files_pictures_evidence_and_the_command_that_mutes(
     some_report: Report, some_invariants: tuple[Invariant, ...]
 ) -> None:
-    page = Page(html_of(some_report, [(rule, PASSED) for rule in some_invariants], [exhibit()]))
+    page = Page(html_of(some_report, [(rule, PASSED) for rule in some_invariants], [sample_details()]))
     for text in (
         "def train():",
         "Around the first violation",
@@ -130,7 +130,9 @@ def test_findings_of_several_runs_are_lined_up(some_report: Report, clean_report
 
 def test_several_runs_stand_side_by_side(some_report: Report, clean_report: Report, some_invariants: object) -> None:
     judged = [(rule, PASSED) for rule in some_invariants]  # type: ignore[attr-defined]
-    page = Page(page_of([PageRun(some_report, judged, [exhibit()], "one"), PageRun(clean_report, judged, (), "two")]))
+    page = Page(
+        page_of([PageRun(some_report, judged, [sample_details()], "one"), PageRun(clean_report, judged, (), "two")])
+    )
     assert "2 runs side by side" in page.text and "not seen" in page.text
     ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
     assert len(ids) == len(set(ids))

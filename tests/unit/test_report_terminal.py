@@ -92,7 +92,7 @@ def test_a_path_is_never_broken(some_report: Report, tell: Tell) -> None:
 def test_what_looks_like_markup_or_steers_a_terminal_is_told_as_it_is(some_report: Report, tell: Tell) -> None:
     finding = replace(some_report.findings[0], title="[red]x[/red]\x1b]0;evil\x07", variables=("w\x1b[2J", "a\nb"))
     ranks = job_of(2, job="[b]j\x1b[2J", end="[i]\r", what="[u]\x1b", apart=1)
-    text = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",), ranks=ranks, partings=()))
+    text = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",), ranks=ranks, divergences=()))
     assert r"[b]j\x1b[2J" in text and "[i]" in text and r"[u]\x1b since step 1" in text
     assert r"[red]x[/red]\x1b]0;evil\x07" in text and r"w\x1b[2J, a b" in text and "[/bold]" in text
     assert "\x1b" not in text and "\r" not in text
@@ -123,7 +123,7 @@ def test_many_findings_do_not_drown_the_program(some_report: Report, tell: Tell)
 
 def test_ranks_are_a_column_only_where_there_are_several(some_report: Report, tell: Tell) -> None:
     single = replace(some_report, findings=some_report.findings[1:])
-    single = replace(single, ranks=(), partings=())
+    single = replace(single, ranks=(), divergences=())
     assert " ranks " in tell(some_report) and " rank" not in tell(single)
 
 
@@ -158,8 +158,8 @@ def test_of_few_ranks_each_has_a_row_and_many_are_folded(some_report: Report, te
     assert [row.ranks for row in rank_rows(job_of(4))] == ["0", "1", "2", "3"]
     many = job_of(1024, apart=7, what="gradients differ")
     assert [row.ranks for row in rank_rows(many)] == ["0-1021, 1023", "1022"]
-    parting = Divergence("job", 7, "gradients differ", (1022,), 1024)
-    text = tell(replace(some_report, ranks=many, partings=(parting,)))
+    divergence = Divergence("job", 7, "gradients differ", (1022,), 1024)
+    text = tell(replace(some_report, ranks=many, divergences=(divergence,)))
     assert "0-1021, 1023     20       21  ended      agrees" in text
     assert "1022             20       21  ended      gradients differ since step 7" in text
     assert "since step 7, gradients differ: rank 1022 of 1,024 deviates" in text
@@ -167,15 +167,15 @@ def test_of_few_ranks_each_has_a_row_and_many_are_folded(some_report: Report, te
 
 def test_what_became_of_a_rank_is_told(some_report: Report, tell: Tell) -> None:
     stopped = {"end": STOPPED, "steps": 20, "recorded": 5, "compared": None}
-    text = tell(replace(some_report, ranks=job_of(2, **stopped), partings=()))
+    text = tell(replace(some_report, ranks=job_of(2, **stopped), divergences=()))
     assert "stopped recording at step 5  not compared" in text and " since step " not in text
 
 
 def test_jobs_are_told_apart_by_what_differs_in_their_names(some_report: Report, tell: Tell) -> None:
     first, again = (replace(job_of(2)[0], job=f"host-29500-{attempt}") for attempt in (0, 1))
     assert job_names([first]) == {} and job_names([first, again]) == {first.job: "0", again.job: "1"}
-    parting = Divergence(again.job, 2, "batches are the same", (0, 1), 2)
-    text = tell(replace(some_report, ranks=(first, again), partings=(parting,)))
+    divergence = Divergence(again.job, 2, "batches are the same", (0, 1), 2)
+    text = tell(replace(some_report, ranks=(first, again), divergences=(divergence,)))
     assert "job 1: since step 2, batches are the same between ranks 0, 1" in text
 
 

@@ -18,7 +18,7 @@ from traincheck.runtime.recording.retention import (
     FIRST_STEPS,
     IN_A_ROW,
     LENGTH,
-    MOST_NEW,
+    MAX_NEW,
     Retention,
 )
 from traincheck.vocab.events import END, EVAL, FUNCTION, SETUP, TRAIN, Call, Reading, Window
@@ -177,7 +177,7 @@ def test_what_is_told_for_the_first_time_is_recorded() -> None:
 
 def test_names_without_end_do_not_have_everything_recorded() -> None:
     windows = [window(0, 0, SETUP), *(window(step, step, names=(f"made.{step}",)) for step in range(1, 1000))]
-    assert len(record(windows).windows) < MOST_NEW + SPARSE
+    assert len(record(windows).windows) < MAX_NEW + SPARSE
 
 
 def test_all_is_recorded_where_that_is_asked_for() -> None:

@@ -15,7 +15,7 @@ from traincheck.errors import OutputError
 from traincheck.inference.tally_runs import gather
 from traincheck.trace.folder import RunFolder, bytes_of
 from traincheck.trace.reader import count_windows, follow_windows, last_step, read_windows, removed_steps
-from traincheck.trace.rotation import MOST_KEPT, SEGMENTS, RotatingWriter
+from traincheck.trace.rotation import MAX_KEPT, SEGMENTS, RotatingWriter
 from traincheck.trace.run_notes import Manifest
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
@@ -100,7 +100,7 @@ def test_what_is_found_all_the_time_does_not_fill_the_disk(tmp_path: Path) -> No
     writer.close()
     assert bytes_in(tmp_path) <= MOST + SEGMENT
     steps = [window.step for window in read_windows(tmp_path / NAME)]
-    assert steps[-1] == 400 and steps[0] == 1 and MOST_KEPT < SEGMENTS / 2
+    assert steps[-1] == 400 and steps[0] == 1 and MAX_KEPT < SEGMENTS / 2
 
 
 def test_a_window_larger_than_all_is_written_and_others_go(tmp_path: Path) -> None:

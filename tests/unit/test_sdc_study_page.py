@@ -14,7 +14,7 @@ from sample_studies import study
 from traincheck.cli.main import main
 from traincheck.errors import OtherFile, StudyTooNew, StudyUnreadable
 from traincheck.reporting.study.page import study_page
-from traincheck.reporting.study.plots import BOTTOM, FLOOR, MOST_POINTS, TOP, plot
+from traincheck.reporting.study.plots import BOTTOM, FLOOR, MAX_POINTS, TOP, plot
 from traincheck.sdc.study.study_file import check_replaceable_study, differs, read_study, write_study
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_of_a_long_series_the_extremes_are_drawn() -> None:
     drawn = plot("x", list(range(1, 100_001)), [("x", 0, values)])
     points = json.loads(drawn.points)
     assert 9.0 in points["lines"][0]["values"] and None in points["lines"][0]["values"]
-    assert len(points["steps"]) <= 3 * MOST_POINTS + 2 and points["steps"][0] == 1 and points["steps"][-1] == 100_000
+    assert len(points["steps"]) <= 3 * MAX_POINTS + 2 and points["steps"][0] == 1 and points["steps"][-1] == 100_000
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

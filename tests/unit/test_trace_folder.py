@@ -21,7 +21,7 @@ from traincheck.errors import (
 from traincheck.testing.readable_traces import from_text
 from traincheck.trace.folder import Job, RunFolder
 from traincheck.trace.format import FORMAT
-from traincheck.trace.run_notes import Manifest, ProcessNote, StopAsked
+from traincheck.trace.run_notes import Manifest, ProcessNote, StopRequest
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
 
@@ -215,12 +215,12 @@ def test_a_note_of_a_rank_that_was_not_known_yet_is_withdrawn(run: RunFolder) ->
 
 
 def test_processes_are_asked_to_stop_by_a_file(run: RunFolder) -> None:
-    assert run.stop_asked() is None
-    run.ask_to_stop("Ranks go apart", 12)
-    assert run.stop_asked() == StopAsked(title="Ranks go apart", step=12)
+    assert run.stop_request() is None
+    run.request_stop("Ranks go apart", 12)
+    assert run.stop_request() == StopRequest(title="Ranks go apart", step=12)
     (run.path / "control.json").write_text("{")
     with pytest.raises(TraceUnreadable, match=r"control\.json"):
-        run.stop_asked()
+        run.stop_request()
 
 
 def test_size_counts_all_files(run: RunFolder) -> None:

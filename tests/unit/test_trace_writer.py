@@ -226,7 +226,7 @@ def test_dictionaries_start_anew_before_they_fill_the_memory(tmp_path: Path, mon
     assert list(read_windows(writer.path)) == windows
     with pa.ipc.open_stream(writer.path) as stream:
         sizes = [len(batch.column("args").dictionary) for batch in stream]
-    assert max(sizes) <= max(20, columns.MOST_WINDOWS * 9) + 9
+    assert max(sizes) <= max(20, columns.MAX_WINDOWS * 9) + 9
 
 
 def test_a_dictionary_is_written_once(tmp_path: Path, windows: list[Window]) -> None:

@@ -10,7 +10,7 @@ from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-_MOST_CONTEXTS = 100_000
+_MAX_CONTEXTS = 100_000
 """Cached contexts at most. The vocabulary of contexts is closed, so more of them are a sign of an error."""
 
 
@@ -87,7 +87,7 @@ class DeployedRules:
         key = (subject, context)
         rules = self._by_context.get(key)
         if rules is None:
-            if len(self._by_context) >= _MOST_CONTEXTS:
+            if len(self._by_context) >= _MAX_CONTEXTS:
                 self._by_context.clear()
             rules = self._by_context[key] = {}
             for rule in self._by_subject[subject]:

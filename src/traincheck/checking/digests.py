@@ -26,10 +26,10 @@ from traincheck.vocab.collectives import COLLECTIVES
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import DIGEST, NO_CALL, OF_VALUES, SOURCE, Call, Change, Reading, SharedValues, Window
 
-MOST_SECTIONS = 256
+MAX_SECTIONS = 256
 """Sections that are told apart; with more of them, several share a digest."""
 
-MOST_IN_FULL = 8
+MAX_IN_FULL = 8
 """Ranks that differ and are looked at name by name in one step; further ones are left out of it."""
 
 SETTLING = 3
@@ -45,7 +45,7 @@ def lean(window: Window, demand: Demand) -> Window:
     `demand` is that of the rules about ranks. Calls that place the window among those of others are kept in any case.
     """
     values = list(values_of(window))
-    crowded = len({section_of(variable) for _, variable, _ in values}) > MOST_SECTIONS
+    crowded = len({section_of(variable) for _, variable, _ in values}) > MAX_SECTIONS
     sums: dict[str, int] = {}
     for value in values:
         section = section_of(value[1], crowded)
@@ -78,7 +78,7 @@ def full(window: Window, demand: Demand) -> Window:
 def section_of(variable: str, crowded: bool = False) -> str:
     """The section of a variable, see Note [A tree of three levels]."""
     names = _without_numbers(variable)
-    return f"~{xxhash.xxh3_64_intdigest(names.encode()) % MOST_SECTIONS}" if crowded else names
+    return f"~{xxhash.xxh3_64_intdigest(names.encode()) % MAX_SECTIONS}" if crowded else names
 
 
 InFull = Callable[[Sequence[Window]], Sequence[Window | None]]
@@ -117,7 +117,7 @@ class Classes:
             groups.setdefault(mine, []).append(index)
         # The first rank, then those that have just gone apart.
         ordered = sorted(groups.values(), key=lambda indices: (indices[0] > 0, changed.isdisjoint(indices), indices[0]))
-        leaders = [indices[0] for indices in ordered[:MOST_IN_FULL]]
+        leaders = [indices[0] for indices in ordered[:MAX_IN_FULL]]
         if len(leaders) == 1 and not self._is_due(frozenset(sections)):
             self._new_shards = {}
             return _put_together(windows, ordered, {0: windows[0]}, shards, crowded=False)

@@ -21,12 +21,12 @@ from traincheck.vocab.occasion import Occasion
 from traincheck.vocab.properties import Evidence, traits_of
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
-MOST_VIOLATIONS = 200
-MOST_IN_ALL, FEW = 5_000, 10
+MAX_VIOLATIONS = 200
+MAX_IN_ALL, FEW = 5_000, 10
 """Violations kept for each invariant and process; and in all, before only a few of each are kept. Further violations
 are only counted, so memory is bounded."""
 
-MOST_ALTERNATIVES = 2
+MAX_ALTERNATIVES = 2
 """Properties that held instead, in the evidence at most: a setting has one, and more would be a list."""
 
 STEP_GRAIN = "step"
@@ -139,7 +139,7 @@ class Engine:
             if prop != rule.property and (prop.verb, prop.object) == (rule.property.verb, rule.property.object)
         }
         describe = self._classes[rule.relation].describe
-        return tuple(f"here {describe(rule.subject, prop)}" for prop in sorted(similar)[:MOST_ALTERNATIVES])
+        return tuple(f"here {describe(rule.subject, prop)}" for prop in sorted(similar)[:MAX_ALTERNATIVES])
 
     def _failing(self, deployed: DeployedRules, occasion: Occasion) -> Sequence[Invariant]:
         """The rules that fail on this occasion, in the order in which they were deployed."""
@@ -158,7 +158,7 @@ class Engine:
         name = violation.invariant.id
         times, _ = self.outcome.failed.get(name, (0, 0))
         self.outcome.failed[name] = times + 1, violation.step
-        if times < (MOST_VIOLATIONS if len(self.outcome.violations) < MOST_IN_ALL else FEW):
+        if times < (MAX_VIOLATIONS if len(self.outcome.violations) < MAX_IN_ALL else FEW):
             self.outcome.violations.append(violation)
 
 

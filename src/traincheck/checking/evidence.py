@@ -7,8 +7,8 @@ from collections.abc import Collection
 from traincheck.vocab.events import RESULT, Call, Change, Window
 from traincheck.vocab.facts import value_of
 
-MOST_LINES = 3
-MOST_NAMES = 3
+MAX_LINES = 3
+MAX_NAMES = 3
 
 _HELD = {"this": "held by this optimizer", "other": "held by another optimizer", "none": "held by no optimizer"}
 
@@ -30,7 +30,7 @@ def parameter_states(call: Call, window: Window, only: Collection[str] = ()) -> 
         if change.kind == "parameter" and (not only or change.variable in only):
             groups.setdefault(_state(change), []).append(change.variable)
     lines = [f"{_named(names)}: {', '.join(state)}" for state, names in groups.items()]
-    return tuple(lines[:MOST_LINES])
+    return tuple(lines[:MAX_LINES])
 
 
 def arguments_and_result(call: Call) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def arguments_and_result(call: Call) -> tuple[str, ...]:
     sizes = [f"{name} of {value}" for name, value in call.args if type(value) is int]
     layers = value_of(call.result, "layers")
     results = [tensor for tensor in call.tensors if tensor.role == RESULT or tensor.role.startswith(f"{RESULT}[")]
-    values = [f"{tensor.role} {tensor.dtype} ({', '.join(map(str, tensor.shape))})" for tensor in results[:MOST_LINES]]
+    values = [f"{tensor.role} {tensor.dtype} ({', '.join(map(str, tensor.shape))})" for tensor in results[:MAX_LINES]]
     if isinstance(layers, str):
         values = [f"its modules by class are {layers.replace('+', ', ')}"]
     if not values:
@@ -73,6 +73,6 @@ def _state(change: Change) -> tuple[str, ...]:
 
 
 def _named(names: list[str]) -> str:
-    if len(names) <= MOST_NAMES:
+    if len(names) <= MAX_NAMES:
         return ", ".join(names)
-    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"
+    return f"{', '.join(names[:MAX_NAMES])} and {len(names) - MAX_NAMES} more"

@@ -21,25 +21,25 @@ from traincheck.vocab.finding_details import FindingDetails
 from traincheck.vocab.invariant import Invariant
 
 BEFORE, AFTER = 5, 14
-"""Steps before the first violation, and after it, that are shown: what was so before, and that it goes on."""
+"""Steps shown before the first violation and after it."""
 
-MOST_SHOWN = 10
-"""Findings that are shown with their steps; further ones are most often echoes, and each takes a look at the files."""
+MAX_SHOWN = 10
+"""Findings that are shown with their steps. Later findings are mostly consequences, and each costs a read of files."""
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 """Ranks whose recordings are read for a finding about several."""
 
-MOST_BYTES = 1 << 30
-"""Bytes of recordings that are read for all findings: some seconds at the end of a run."""
+MAX_BYTES = 1 << 30
+"""Bytes of recordings that are read for all findings together; they take some seconds at the end of a run."""
 
 ABOVE = 4
 """Folders above the run folder that may be the one in which the program was started."""
 
 
-def exhibits(folder: Path, report: Report, rules: Sequence[Invariant] = ()) -> tuple[FindingDetails, ...]:
-    """What each finding of the report of a run folder is shown with, in their order.
+def finding_details(folder: Path, report: Report, rules: Sequence[Invariant] = ()) -> tuple[FindingDetails, ...]:
+    """Return the details of each finding in the report of a run folder, in the order of the report.
 
-    `rules` are those that were deployed. Nothing is raised for what cannot be read: it is told with the finding.
+    `rules` are the deployed rules. Unreadable files raise no error: a note in the details names them.
     """
     try:
         run = RunFolder.open(folder)
@@ -47,41 +47,48 @@ def exhibits(folder: Path, report: Report, rules: Sequence[Invariant] = ()) -> t
     except TrainCheckError as error:
         return tuple(FindingDetails(note=str(error)) for _ in report.findings)
     by_id = {rule.id: rule for rule in rules}
-    shown = _Shown(run, by_id)
+    recordings = _Recordings(run, by_id)
     roots = _roots(folder)
     return tuple(
-        _exhibit(finding, shown if index < MOST_SHOWN else None, manifest, folder, report, roots)
+        _details_of(finding, recordings if index < MAX_SHOWN else None, manifest, folder, report, roots)
         for index, finding in enumerate(report.findings)
     )
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Folders in which the program may have been started: the one that we are in, and those above the run folder."""
+    """Return folders in which the program may have been started: the current folder, and those above the run folder."""
     try:
         return [Path(), *folder.absolute().parents[:ABOVE]]
-    except OSError:  # the folder that we are in was deleted
+    except OSError:  # the current folder was deleted
         return [Path()]
 
 
-def _exhibit(
-    finding: Finding, shown: _Shown | None, manifest: Manifest, folder: Path, report: Report, roots: Sequence[Path]
+def _details_of(
+    finding: Finding,
+    recordings: _Recordings | None,
+    manifest: Manifest,
+    folder: Path,
+    report: Report,
+    roots: Sequence[Path],
 ) -> FindingDetails:
     code = excerpt(finding.site, report.run, manifest.script_digest, roots) if finding.site else None
     mute = mute_command(finding, manifest.books, folder)
-    if shown is None:
+    if recordings is None:
         return FindingDetails(code, mute=mute)
     try:
-        return shown.exhibit(finding, FindingDetails(code, mute=mute))
+        return recordings.add_steps(finding, FindingDetails(code, mute=mute))
     except TrainCheckError as error:
         reason = str(error)
-    except Exception as error:  # whatever it is: a report is not lost for want of its pictures
+    except Exception as error:  # of any kind: a report without pictures is better than none
         reason = f"{type(error).__name__}: {error}"
     return FindingDetails(code, mute=mute, note=redaction.text(reason))
 
 
 def mute_command(finding: Finding, books: Sequence[str], folder: Path) -> str:
-    """The command that mutes the rules behind a finding, empty where none is known: in the book that was named, or
-    in the one that the run folder keeps, which holds the rules of several."""
+    """Return the command that mutes the rules of a finding, or an empty text if it names no rules.
+
+    The command mutes them in the only book of the run, or in the merged book of the run folder.
+    """
     if not finding.invariants:
         return ""
     book = books[0] if len(books) == 1 else str(folder / BOOK_FILE)
@@ -89,21 +96,21 @@ def mute_command(finding: Finding, books: Sequence[str], folder: Path) -> str:
     return redaction.text(shlex.join(words))
 
 
-class _Shown:
-    """Looks findings up in the recordings of a run, as long as these are not too large."""
+class _Recordings:
+    """The recordings of a run, read around findings until `MAX_BYTES` are used up."""
 
     def __init__(self, run: RunFolder, rules: Mapping[str, Invariant]) -> None:
         self._run = run
         self._rules = rules
-        self._left = MOST_BYTES
+        self._left = MAX_BYTES
 
-    def exhibit(self, finding: Finding, sofar: FindingDetails) -> FindingDetails:
-        """`sofar` with what the steps around the finding show. Raises RunFolderError."""
+    def add_steps(self, finding: Finding, details: FindingDetails) -> FindingDetails:
+        """Return `details` with pictures of the steps around the finding. Raises RunFolderError."""
         mark = max(finding.step, 0)
         files = self._files(finding)
         self._left -= sum(map(bytes_of, files.values()))
         if self._left < 0:
-            return replace(sofar, note="the recordings are too large to be read for this page")
+            return replace(details, note="the recordings are too large to be read for this page")
         own = Surroundings(mark, finding.variables)
         rule = self._rules.get(finding.invariants[0]) if finding.invariants else None
         holds = {}
@@ -114,27 +121,27 @@ class _Shown:
             if finding.compared:
                 holds[rank] = held(windows, finding, rule)
             for _ in windows:
-                pass  # what is left of them is seen as well
+                pass  # `own` sees the remaining windows, too
         pictures = (of_ranks(holds, mark), own.history())
         histories = tuple(history for history in pictures if history is not None)
         curves = own.curves()
-        note = "" if histories or curves else "the recording tells nothing of parameters in the steps around it"
-        return replace(sofar, histories=histories, curves=curves, agreement=agreement(holds, mark), note=note)
+        note = "" if histories or curves else "the recording holds nothing about parameters in the steps around it"
+        return replace(details, histories=histories, curves=curves, agreement=agreement(holds, mark), note=note)
 
     def _files(self, finding: Finding) -> dict[int, Path]:
-        """The recordings to look in, by rank: of a finding about several ranks those that differ and some others."""
+        """Return the recordings to read, by rank. A finding about several ranks adds some ranks that do not differ."""
         if finding.compared:
             job = next((job for job in self._run.jobs() if set(finding.ranks) <= set(job.files)), None)
             if job is not None:
                 ranks = [*finding.ranks, *(rank for rank in sorted(job.files) if rank not in finding.ranks)]
-                return {rank: job.files[rank] for rank in sorted(ranks[:MOST_RANKS])}
+                return {rank: job.files[rank] for rank in sorted(ranks[:MAX_RANKS])}
         files = self._run.event_files_of(finding.rank)
-        # Of several processes of one rank the one that trains has written most.
+        # If a rank has several processes, the training process has the largest file.
         return {finding.rank: max(files, key=bytes_of)} if files else {}
 
 
 def _around(file: Path, mark: int) -> Iterator[Window]:
-    from traincheck.trace.reader import read_steps  # it takes a while, and a report without findings needs none
+    from traincheck.trace.reader import read_steps  # slow to import, and not needed without findings
 
     return read_steps(file, max(mark - BEFORE, 1), mark + AFTER)
 

@@ -20,13 +20,13 @@ from traincheck.vocab.finding_details import (
     Strip,
 )
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 """Rows of a history: more would not be looked at. Things that do not differ share one."""
 
 LEAST_POINTS = 3
 """Points that make a curve."""
 
-MOST_CURVES = 3
+MAX_CURVES = 3
 
 _UPDATE, _BACKWARD = "torch.optim.Optimizer.step", "torch.autograd.backward"
 _FORWARD, _CLIP, _LOSS = "torch.nn.Module.forward", "clip_grad_norm_", "torch.nn.modules.loss._Loss.forward"
@@ -92,7 +92,7 @@ class Surroundings:
         }
         rows = rows_of(strips, self._concerned)
         aspects = tuple(ASPECTS[index] for index in shown)
-        return History("Parameters", steps, self._mark, aspects, rows[:MOST_ROWS], max(len(rows) - MOST_ROWS, 0))
+        return History("Parameters", steps, self._mark, aspects, rows[:MAX_ROWS], max(len(rows) - MAX_ROWS, 0))
 
     def curves(self) -> tuple[Curve, ...]:
         """Numbers that enough steps have: the loss, norms, learning rates that change."""
@@ -101,7 +101,7 @@ class Surroundings:
             Curve(title, first, last, self._mark, tuple(sorted(by_step.items())))
             for title, by_step in self._numbers.items()
         )
-        return tuple(curve for curve in curves if len(curve.points) >= LEAST_POINTS and _is_news(curve))[:MOST_CURVES]
+        return tuple(curve for curve in curves if len(curve.points) >= LEAST_POINTS and _is_news(curve))[:MAX_CURVES]
 
 
 def rows_of(strips: dict[str, tuple[Strip, ...]], concerned: Collection[str]) -> tuple[Row, ...]:

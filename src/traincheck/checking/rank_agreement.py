@@ -12,12 +12,12 @@ from traincheck.vocab.finding_details import FAINT, UNKNOWN, WRONG, Agreement, A
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.ranks import rank_numbers, ranks_that_differ
 
-MOST_LABELS = 24
+MAX_LABELS = 24
 """Rows and columns of a matrix; ranks that hold the same in everything share one where there are more."""
 
 AGREEMENT = Aspect("beside the others", (State("as most", FAINT), State("differs", WRONG)))
 
-MOST_VALUES = 512
+MAX_VALUES = 512
 """Values of a rank in a step that are compared: of a large model enough to tell who agrees with whom."""
 
 _Held = dict[tuple[str, str], int]
@@ -38,7 +38,7 @@ def held(windows: Iterable[Window], finding: Finding, rule: Invariant | None) ->
             if (rule is None or quantity == rule.subject.api)
             and (variable in variables or (rule is not None and not variables))
         }
-        by_step.setdefault(window.step, {}).update(sorted(values.items())[:MOST_VALUES])  # the same on all ranks
+        by_step.setdefault(window.step, {}).update(sorted(values.items())[:MAX_VALUES])  # the same on all ranks
     return by_step
 
 
@@ -49,9 +49,9 @@ def agreement(by_rank: Mapping[int, Mapping[int, _Held]], step: int) -> Agreemen
         return None
     groups: dict[object, list[int]] = {}
     for rank, of_rank in by_rank_now.items():
-        alone = len(by_rank_now) <= MOST_LABELS
+        alone = len(by_rank_now) <= MAX_LABELS
         groups.setdefault(rank if alone else tuple(sorted(of_rank.items())), []).append(rank)
-    leaders = [(rank_numbers(ranks), by_rank_now[ranks[0]]) for ranks in list(groups.values())[:MOST_LABELS]]
+    leaders = [(rank_numbers(ranks), by_rank_now[ranks[0]]) for ranks in list(groups.values())[:MAX_LABELS]]
     keys = {key for _, of_rank in leaders for key in of_rank}
     things = sorted({QUANTITIES.get(quantity, quantity.replace(".", " ").replace("_", " ")) for quantity, _ in keys})
     shared = tuple(
@@ -80,10 +80,10 @@ def of_ranks(by_rank: Mapping[int, Mapping[int, _Held]], mark: int) -> History |
         for rank, strip in states.items():
             strip.append(UNKNOWN if rank not in recorded else int(rank in differ))
     rows = [(f"rank {rank}", Strip(tuple(strip))) for rank, strip in states.items()]
-    if len(rows) > MOST_LABELS:
+    if len(rows) > MAX_LABELS:
         ranks_by_strip: dict[Strip, list[int]] = {}
         for rank, strip in states.items():
             ranks_by_strip.setdefault(Strip(tuple(strip)), []).append(rank)
         rows = [(f"ranks {rank_numbers(ranks)}", strip) for strip, ranks in ranks_by_strip.items()]
-    shown_rows = tuple(Row((name,), (strip,)) for name, strip in rows[:MOST_LABELS])
-    return History("Ranks", every, mark, (AGREEMENT,), shown_rows, max(len(rows) - MOST_LABELS, 0))
+    shown_rows = tuple(Row((name,), (strip,)) for name, strip in rows[:MAX_LABELS])
+    return History("Ranks", every, mark, (AGREEMENT,), shown_rows, max(len(rows) - MAX_LABELS, 0))

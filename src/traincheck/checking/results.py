@@ -118,7 +118,7 @@ def combine(
         (*sorted(reasons), *([untrained] if untrained and findings else [])),
         dict(run or {}),
         ranks=with_comparisons(ranks, comparisons),
-        partings=divergences(comparisons),
+        divergences=divergences(comparisons),
         cost=cost,
     )
     return CheckResult(report, verdicts, tuple(outcomes))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from traincheck.reporting.trackers.tracking import Tracking
     from traincheck.runtime.run_monitor import Receiver, RunMonitor
 
-MOST_PORTS = 65_535
+MAX_PORTS = 65_535
 LOOPBACK = "127.0.0.1"
 URL = "://"
 
@@ -139,8 +139,8 @@ def _prometheus(config: Config, text: str) -> Prometheus:
     name, _, number = text.rpartition(":")
     host = name.removeprefix("[").removesuffix("]") or LOOPBACK
     port = int(number) if number.isdecimal() and number.isascii() else -1
-    if not 0 <= port <= MOST_PORTS:
-        expected = f"PORT or HOST:PORT with a port from 0 to {MOST_PORTS}, or the http address of a collector"
+    if not 0 <= port <= MAX_PORTS:
+        expected = f"PORT or HOST:PORT with a port from 0 to {MAX_PORTS}, or the http address of a collector"
         raise _bad(config, "metrics", text, expected)
     token_option = OPTIONS["metrics_token"]
     token = config.metrics_token or ""

@@ -104,9 +104,9 @@ class Sinks:
         for request, sink in self._open:
             try:
                 if request.name == HTML:
-                    from traincheck.checking.finding_details import exhibits
+                    from traincheck.checking.finding_details import finding_details
 
-                    sink.exhibits = exhibits(folder, report, [rule for rule, _ in verdicts])
+                    sink.details = finding_details(folder, report, [rule for rule, _ in verdicts])
                 for finding in report.findings:
                     sink.show(finding)
                 sink.close(report)

@@ -69,10 +69,10 @@ def write_reports(
 
 def part_of_page(folder: Path, report: Report, verdicts: Sequence[tuple[Invariant, str]], name: str = "") -> PageRun:
     """The part of the page about one run, with the details of its findings that the folder holds."""
-    from traincheck.checking.finding_details import exhibits
+    from traincheck.checking.finding_details import finding_details
     from traincheck.reporting.html.run_section import PageRun
 
-    return PageRun(report, verdicts, exhibits(folder, report, [rule for rule, _ in verdicts]), name)
+    return PageRun(report, verdicts, finding_details(folder, report, [rule for rule, _ in verdicts]), name)
 
 
 def write_page(parts: Sequence[PageRun], path: Path) -> None:

@@ -13,8 +13,11 @@ from traincheck.terminal_text import json_text
 from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Divergence, Finding, RankState, Report
 
 
-class _Document(msgspec.Struct):
-    """The report as it is written. Findings and counts have the fields of the nouns; a gold test pins them."""
+class _Document(msgspec.Struct, rename={"divergences": "partings"}):
+    """The JSON form of a report. Fields of findings and counts are those of their classes; a gold test pins them.
+
+    The key `partings` is part of the published format.
+    """
 
     version: int
     verdict: str
@@ -23,7 +26,7 @@ class _Document(msgspec.Struct):
     not_observed: tuple[str, ...]
     run: dict[str, Any]
     ranks: tuple[RankState, ...] = ()
-    partings: tuple[Divergence, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
     cost: Cost | None = None
 
 
@@ -60,7 +63,7 @@ def json_of(report: Report) -> str:
         not_observed=report.not_observed,
         run=report.run,
         ranks=report.ranks,
-        partings=report.partings,
+        divergences=report.divergences,
         cost=report.cost,
     )
     return json_text(msgspec.json.format(msgspec.json.encode(tellable(document)), indent=2).decode()) + "\n"
@@ -106,7 +109,7 @@ def read_json(path: PathLike) -> Report:
         raise ReportUnreadable(path, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReportUnreadable(path, f"it is not JSON ({error})") from None
-    ranks, partings = document.ranks, document.partings
+    ranks, divergences = document.ranks, document.divergences
     report = Report(
         document.findings,
         document.counts,
@@ -114,7 +117,7 @@ def read_json(path: PathLike) -> Report:
         document.run,
         document.version,
         ranks,
-        partings,
+        divergences,
         document.cost,
     )
     if report.verdict != document.verdict:

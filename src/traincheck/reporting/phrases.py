@@ -64,14 +64,14 @@ def seen(counts: Counts) -> str:
     return text
 
 
-MOST_SOURCES = 3
+MAX_SOURCES = 3
 """Sources that are named among those that watching took the time for."""
 
 
 def cost(record: Cost) -> str:
     """How many steps were watched, and which share of the run that took, on the program's threads and beside them."""
     text = f"watched {record.watched:,} of {number(record.steps, 'step')}"
-    most = sorted(record.sources.items(), key=lambda entry: -entry[1])[:MOST_SOURCES]
+    most = sorted(record.sources.items(), key=lambda entry: -entry[1])[:MAX_SOURCES]
     by_source = ", ".join(f"{source} {percent(record.share(seconds))}" for source, seconds in most)
     in_background = percent(record.share(sum(record.background.values())))
     took = f"it took {percent(record.whole)} of the run{f' ({by_source})' if by_source else ''}"
@@ -210,11 +210,11 @@ def in_lines(finding: Finding) -> list[str]:
     lines = [f"step{'s' * ('-' in where)} {where}, {about_ranks(finding)}"]
     lines += [finding.cause] if finding.cause else []
     lines += [f"where: {finding.site}"] if finding.site else []
-    lines += [f"variables: {listed(finding.variables, MOST_VARIABLES)}"] if finding.variables else []
+    lines += [f"variables: {listed(finding.variables, MAX_VARIABLES)}"] if finding.variables else []
     lines += [f"expected: {finding.expected}", f"observed: {finding.observed}"]
     lines += [f"look at: {number}. {advice}" for number, advice in enumerate(finding.advice, 1)]
     return [plain(line) for line in lines]
 
 
-MOST_VARIABLES = 8
+MAX_VARIABLES = 8
 """Variables of a finding that are named in a line; the JSON report has all of them."""

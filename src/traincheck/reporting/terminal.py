@@ -71,7 +71,7 @@ class TerminalSink:
         if report.ranks:
             self._console.print()
             self._console.print(Padding(_ranks_table(report), (0, 0, 0, 2)), width=width)
-            for divergence in report.partings:
+            for divergence in report.divergences:
                 self._print(_first_apart(divergence, report, width))
         self._console.print()
         self._print(_facts(report, self._reports, width))

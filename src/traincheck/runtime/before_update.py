@@ -8,7 +8,7 @@ from typing import Any
 
 from traincheck.errors import StopTraining
 from traincheck.runtime import callbacks
-from traincheck.trace.run_notes import StopAsked
+from traincheck.trace.run_notes import StopRequest
 from traincheck.vocab.finding import Finding
 
 
@@ -31,7 +31,7 @@ class BeforeUpdate:
         self._findings: deque[Finding] = deque()
         self._snapshot_requested = False
         self._is_pending = bool(callback)  # resolve the callback before the first update
-        self.because: StopAsked | None = None
+        self.request: StopRequest | None = None
         """Reason for the stop, or None."""
 
     def report(self, finding: Finding) -> None:
@@ -44,10 +44,10 @@ class BeforeUpdate:
         self._snapshot_requested = True
         self._is_pending = True
 
-    def stop(self, because: StopAsked) -> None:
+    def stop(self, request: StopRequest) -> None:
         """Stop the training before an update; the first reason stays."""
-        if self.because is None:
-            self.because = because
+        if self.request is None:
+            self.request = request
             self._is_pending = True
 
     def __call__(self) -> None:
@@ -66,14 +66,14 @@ class BeforeUpdate:
         except StopTraining:
             self._stop_training()
             raise
-        because = self.because
-        if because is None:
+        request = self.request
+        if request is None:
             return
-        if because.at is not None and self._step() < because.at:
+        if request.at is not None and self._step() < request.at:
             self._is_pending = True
             return
         self._stop_training()
-        raise StopTraining(because.title, because.step)
+        raise StopTraining(request.title, request.step)
 
     def _stop_training(self) -> None:
         callbacks.prepare_stop()

@@ -26,7 +26,7 @@ from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.runtime.stderr_log import log_warning
 from traincheck.trace.control_file import Answer, Control, ControlFile, change_control, withdraw_answer, write_answer
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.run_notes import StopAsked
+from traincheck.trace.run_notes import StopRequest
 from traincheck.vocab.finding import Finding
 
 PAUSE = 0.5
@@ -60,8 +60,8 @@ class Orders(Protocol):
     def snapshot(self) -> None:
         """Write a snapshot before the next update."""
 
-    def stop(self, because: StopAsked) -> None:
-        """Stop the training before the next update, or before the update of step `because.at`."""
+    def stop(self, request: StopRequest) -> None:
+        """Stop the training before the next update, or before the update of step `request.at`."""
 
 
 @dataclass
@@ -174,12 +174,12 @@ class ControlFollower:
         """Stop the training. The first rank chooses a common step, so that no rank waits for another."""
         now, step = time.monotonic(), self._state.step
         (then, before), self._pace = self._pace, (now, step)
-        because = self._current.stop
-        if because is None or self._stopped:
+        request = self._current.stop
+        if request is None or self._stopped:
             return
         self._stopping = self._stopping or now
         rank_info = self._rank_info()
-        if because.at is None and rank_info.world_size > 1 and self._state.training:
+        if request.at is None and rank_info.world_size > 1 and self._state.training:
             if rank_info.rank == 0:
                 pace = (step - before) / (now - then) if now > then else 0.0
                 self._agree(step + 2 + math.ceil(pace * AHEAD))
@@ -187,7 +187,7 @@ class ControlFollower:
             if now - self._stopping < PATIENCE:
                 return
         self._stopped = True
-        self._orders.stop(because)
+        self._orders.stop(request)
 
     def _agree(self, at: int) -> None:
         def with_step(control: Control) -> Control:

@@ -10,7 +10,7 @@ from traincheck.runtime.before_update import BeforeUpdate
 from traincheck.runtime.control import State
 from traincheck.runtime.ranks.rank_publisher import RankPublisher
 from traincheck.runtime.recording.burst_recording import BurstRecorder
-from traincheck.trace.run_notes import StopAsked
+from traincheck.trace.run_notes import StopRequest
 from traincheck.vocab.finding import Finding
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class ControlActions:
         """Write a snapshot before the next update."""
         self._before_update.request_snapshot()
 
-    def stop(self, because: StopAsked) -> None:
-        """Stop the training before the next update, or before the update of step `because.at`."""
-        self._before_update.stop(because)
+    def stop(self, request: StopRequest) -> None:
+        """Stop the training before the next update, or before the update of step `request.at`."""
+        self._before_update.stop(request)
 
 
 def snapshot(folder: Path, catalog: VariableCatalog, state: State, step: int, rank: int) -> None:

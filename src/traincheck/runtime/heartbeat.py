@@ -22,7 +22,7 @@ AT_REST = 10.0
 SLOWEST = 30.0
 """Largest pause in seconds, if writing is slow. A process that is silent for longer has ended."""
 
-MOST_CPU, MOST_WAITING = 0.005, 0.1
+MAX_CPU, MAX_WAITING = 0.005, 0.1
 """Shares of the time that beats may use: of a core, which the training may need, and of waiting for the disk."""
 
 
@@ -78,5 +78,5 @@ class Heartbeat:
                 self._failed = True
                 self._on_fault(error)
         self._last, self._flowing = self._now(), False
-        took = max((self._last - began) / MOST_WAITING, (time.thread_time() - computed) / MOST_CPU)
+        took = max((self._last - began) / MAX_WAITING, (time.thread_time() - computed) / MAX_CPU)
         self._pace = min(max(BEAT, took), SLOWEST)

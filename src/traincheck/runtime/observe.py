@@ -16,7 +16,7 @@ import msgspec
 from traincheck import config as configs
 from traincheck import plugins, redaction
 from traincheck.checking.code_excerpts import with_files
-from traincheck.checking.finding_details import exhibits
+from traincheck.checking.finding_details import finding_details
 from traincheck.checking.results import result_of_live_run
 from traincheck.config import Budget, checked_action, checked_budget, checked_number
 from traincheck.errors import BadOption
@@ -287,8 +287,8 @@ def _report(observation: Observation, folder: Path, book: Book) -> None:
     checked = result_of_live_run(folder, book)
     observation.report = report = with_files(checked.report, Path(), RunFolder(folder).manifest.started)
     write_json(report, folder / "report.json")
-    shown = exhibits(folder, report, [rule for rule, _ in checked.verdicts])
-    render_html(report, checked.verdicts, folder / "report.html", shown)
+    details = finding_details(folder, report, [rule for rule, _ in checked.verdicts])
+    render_html(report, checked.verdicts, folder / "report.html", details)
 
 
 def _print_summary(report: Report, folder: Path) -> None:

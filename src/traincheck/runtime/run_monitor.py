@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PAUSE = 0.5
 """Seconds between two reads of the run folder, so that a finding is reported within a second of its step."""
 
-MOST_LOOKING = 0.1
+MAX_READ_SHARE = 0.1
 """Share of the time that reads may take. With thousands of ranks on a slow file system, a read takes long."""
 
 LAST_LOOK = 10.0
@@ -78,7 +78,7 @@ def look_out(
             receiver.look(findings, status)
         if last or status.over:
             return status
-        over.wait(max(pause, (time.monotonic() - began) / MOST_LOOKING))
+        over.wait(max(pause, (time.monotonic() - began) / MAX_READ_SHARE))
 
 
 class RunMonitor:

@@ -35,7 +35,7 @@ from traincheck.runtime.recording.window_recorder import WindowRecorder
 from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.runtime.terminal_findings import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.run_notes import ProcessNote, StopAsked
+from traincheck.trace.run_notes import ProcessNote, StopRequest
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -332,20 +332,20 @@ class Session:
             self._snapshot_due = False
             self._before_update.request_snapshot()
         if self.settings.on_violation == "stop":
-            self._before_update.stop(StopAsked(title=finding.title, step=finding.step))
+            self._before_update.stop(StopRequest(title=finding.title, step=finding.step))
         elif self.settings.on_violation == "callback":
             self._before_update.report(finding)
 
     def _on_rank_finding(self, finding: Finding) -> None:
         self._on_new_finding(finding)
-        because = self._before_update.because
-        if because is not None and self._publisher is not None:
-            self._publisher.request_stop(because)
+        request = self._before_update.request
+        if request is not None and self._publisher is not None:
+            self._publisher.request_stop(request)
 
-    def _stop_for(self, because: StopAsked) -> None:
+    def _stop_for(self, request: StopRequest) -> None:
         """Stop on request of rank 0."""
         if self.settings.on_violation == "stop":
-            self._before_update.stop(because)
+            self._before_update.stop(request)
 
     def _may_step(self) -> None:
         """Called before each optimizer step on the training thread: the only place that raises, on request."""

@@ -27,7 +27,7 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 
 METHODS = ("occasions", "needs", "is_optional_practice", "is_setting", "argument_of", "implied", "describe")
 
-MOST_TRIED = 24
+MAX_TRIED = 24
 """Subjects, and positions of a gap, to try one by one. Of more, every n-th is tried."""
 
 
@@ -192,7 +192,7 @@ def _forgets(relation: Any, windows: Sequence[Window]) -> None:
 
 
 def _choice(items: Sequence[Any]) -> Sequence[Any]:
-    return items[:: math.ceil(len(items) / MOST_TRIED)] if items else items
+    return items[:: math.ceil(len(items) / MAX_TRIED)] if items else items
 
 
 def _is_implied(relation: Any, occasions: Iterable[Occasion]) -> None:

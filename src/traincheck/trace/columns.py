@@ -24,7 +24,7 @@ from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
 ENTRIES_KEPT = 1 << 12
-MOST_WINDOWS = 8
+MAX_WINDOWS = 8
 """A dictionary is reset if it has more than `ENTRIES_KEPT` entries and this many times those of its first window.
 
 Long jobs with ever new values (a loss that is read in each step) therefore need bounded memory and time: a dictionary
@@ -213,7 +213,7 @@ class Texts(dict[Any, int]):
                 self._begin()
             codes = self._column_of_codes(rows, values)
             if len(self._dictionary) == 0:
-                self._most = max(ENTRIES_KEPT, MOST_WINDOWS * len(self))
+                self._most = max(ENTRIES_KEPT, MAX_WINDOWS * len(self))
             if self._new:  # otherwise the dictionary stays the same object, and Arrow writes nothing for it
                 self._dictionary = pa.concat_arrays([self._dictionary, texts(self._new)])
                 self._new = []

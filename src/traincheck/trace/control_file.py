@@ -21,7 +21,7 @@ import msgspec
 from traincheck.errors import OutputError
 from traincheck.files import replace_whole
 from traincheck.trace.format import FORMAT
-from traincheck.trace.run_notes import StopAsked, from_json, to_json
+from traincheck.trace.run_notes import StopRequest, from_json, to_json
 from traincheck.vocab.finding import Finding
 
 CONTROL, LOCK, ANSWERS = "control.json", ".control.lock", "controlled-*.json"
@@ -53,7 +53,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     off: tuple[str, ...] = ()
     look: Request = Request()
     snapshot: Request = Request()
-    stop: StopAsked | None = None
+    stop: StopRequest | None = None
     findings: tuple[Finding, ...] = msgspec.field(default=(), name="found")
 
 
@@ -101,18 +101,18 @@ def change_control(folder: Path, change: Callable[[Control], Control]) -> Contro
         return after
 
 
-def stopped(control: Control, because: StopAsked) -> Control:
+def stopped(control: Control, request: StopRequest) -> Control:
     """Return the state with a stop request; an earlier request stays."""
-    return control if control.stop is not None else msgspec.structs.replace(control, stop=because)
+    return control if control.stop is not None else msgspec.structs.replace(control, stop=request)
 
 
-MOST_FINDINGS = 50
+MAX_FINDINGS = 50
 """Number of findings to pass on; more would add nothing."""
 
 
 def add_finding(control: Control, finding: Finding) -> Control:
     """Return the state with another finding about several ranks."""
-    return msgspec.structs.replace(control, findings=(*control.findings, finding)[:MOST_FINDINGS])
+    return msgspec.structs.replace(control, findings=(*control.findings, finding)[:MAX_FINDINGS])
 
 
 class ControlFile:

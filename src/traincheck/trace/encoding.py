@@ -21,7 +21,7 @@ DATA = "data"
 TensorType = tuple[str, tuple[int, ...], bool]
 """Dtype, shape, and whether a gradient is required."""
 
-MOST_DIGITS = 18
+MAX_DIGITS = 18
 """Maximum number of digits of a line number."""
 
 Placed = tuple[str | None, float | None, int | None, int | None]
@@ -152,7 +152,7 @@ def text_to_site(text: str) -> str:
     """Check and return a site, `file:line:function` or empty. Raises ValueError for any other text."""
     if text:
         _, line, _ = text.rsplit(":", 2)
-        if not line.isdecimal() or len(line) > MOST_DIGITS:
+        if not line.isdecimal() or len(line) > MAX_DIGITS:
             raise ValueError(f"{text!r} is no site")
     return text
 

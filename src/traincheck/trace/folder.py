@@ -18,7 +18,7 @@ from traincheck.addresses import Address, as_path
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.control_file import change_control, read_control, stopped
 from traincheck.trace.format import DIGESTS, EVENTS, MANIFEST
-from traincheck.trace.run_notes import Manifest, ProcessNote, StopAsked, from_json, recorded_of, to_json
+from traincheck.trace.run_notes import Manifest, ProcessNote, StopRequest, from_json, recorded_of, to_json
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
 
@@ -115,12 +115,12 @@ class RunFolder:
         """Replace the note of a process atomically."""
         self._replace(f"process-{note.rank}-{note.process}.json", to_json(note))
 
-    def ask_to_stop(self, title: str, step: int) -> None:
+    def request_stop(self, title: str, step: int) -> None:
         """Ask the processes of the run to end their training before the next update."""
-        because = StopAsked(title=title, step=step)
-        change_control(self.path, lambda control: stopped(control, because))
+        request = StopRequest(title=title, step=step)
+        change_control(self.path, lambda control: stopped(control, request))
 
-    def stop_asked(self) -> StopAsked | None:
+    def stop_request(self) -> StopRequest | None:
         """Return the stop request, or None."""
         return read_control(self.path).stop
 

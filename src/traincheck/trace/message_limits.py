@@ -15,7 +15,7 @@ from typing import Any
 LARGEST = 1 << 29
 """Maximum decompressed size in bytes of a message, and of a dictionary with all its additions."""
 
-MOST_ROWS = 1 << 22
+MAX_ROWS = 1 << 22
 """Maximum number of rows of a window: about half a million events, with a few tensors for each call."""
 
 ROWS_OF_A_BYTE, FEW_ROWS = 16, 4096
@@ -86,7 +86,7 @@ class Bounds:
 
 def _check_records(records: _Table, body: bytes) -> None:
     rows = records.number(0, "<q")
-    if not 0 <= rows <= min(MOST_ROWS, FEW_ROWS + ROWS_OF_A_BYTE * len(body)):
+    if not 0 <= rows <= min(MAX_ROWS, FEW_ROWS + ROWS_OF_A_BYTE * len(body)):
         raise ValueError(f"a window of {rows:,} rows in {len(body):,} bytes")
     if _claimed(records, body) > LARGEST:
         raise ValueError("a window would take too much memory")

@@ -21,7 +21,7 @@ from traincheck.vocab.events import TRAIN, Window
 SEGMENTS = 16
 """Maximum number of segments: each removal frees a sixteenth of the recording."""
 
-MOST_KEPT = 6
+MAX_KEPT = 6
 """Maximum number of segments to keep for findings: less than half, so that the end is recorded as well."""
 
 
@@ -85,10 +85,10 @@ class RotatingWriter:
         self._begin_at = index
 
     def keep(self) -> None:
-        """Keep the current segment and the next one because of a finding, up to `MOST_KEPT` segments."""
+        """Keep the current segment and the next one because of a finding, up to `MAX_KEPT` segments."""
         number = self._segments[-1].number
         self._kept += [kept for kept in (number, number + 1) if kept not in self._kept]
-        del self._kept[MOST_KEPT:]
+        del self._kept[MAX_KEPT:]
 
     def close(self) -> None:
         """End the recording; further calls do nothing."""

@@ -123,7 +123,7 @@ def recorded_of(notes: Iterable[ProcessNote]) -> tuple[int, int] | None:
     return max(0, longest.watched - longest.left_out), longest.watched
 
 
-class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The reason to end the training before its next update: a finding of `step`, or a user's request (0).
 
     If several ranks must stop in the same step, `at` is the step whose update is skipped.

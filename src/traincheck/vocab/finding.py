@@ -9,7 +9,7 @@ from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 REPORT_VERSION = 1
 """Version of the JSON report. 1: verdict, findings, counts, not_observed, run, cost (2026); since then added to it,
-which needs no new version: ranks, partings, the ranks of a finding, its diagnosis, and cost as it is now."""
+which needs no new version: ranks and divergences, the ranks of a finding, its diagnosis, and cost as it is now."""
 
 UNEXPLAINED = "differs-from-good-runs"
 """The diagnosis of a rule that no other diagnosis explains."""
@@ -193,7 +193,7 @@ class Report:
     run: dict[str, object] = field(default_factory=dict)
     version: int = REPORT_VERSION
     ranks: tuple[RankState, ...] = ()
-    partings: tuple[Divergence, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
     cost: Cost | None = None
 
     @property

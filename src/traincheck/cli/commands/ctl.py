@@ -178,9 +178,9 @@ def _snapshot(folder: RunFolder, words: list[str], reason: str) -> Change:
 
 def _stop(folder: RunFolder, words: list[str], reason: str) -> Change:
     from traincheck.trace.control_file import stopped
-    from traincheck.trace.run_notes import StopAsked
+    from traincheck.trace.run_notes import StopRequest
 
-    return lambda control: stopped(control, StopAsked(title=reason or "by traincheck ctl"))
+    return lambda control: stopped(control, StopRequest(title=reason or "by traincheck ctl"))
 
 
 ORDERS: dict[str, tuple[int, int, Callable[[Any, list[str], str], Any]]] = {

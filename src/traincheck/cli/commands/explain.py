@@ -279,7 +279,7 @@ def details(trace: CandidateTrace) -> Iterator[str]:
         yield from contexts(trace.seen)
 
 
-MOST_CONTEXTS = 12
+MAX_CONTEXTS = 12
 """Lines of contexts for each candidate; those in which it failed come first."""
 
 
@@ -289,12 +289,12 @@ def contexts(seen: Sequence[ContextCounts]) -> Iterator[str]:
     shared = [text for text in map(_fact, seen[0].context) if text in same]
     yield f"in all {amount(len(seen), 'context')}: {', '.join(shared) or 'nothing is the same'}"
     rows = [("held", "failed", "steps", "runs", "context")]
-    for row in seen[:MOST_CONTEXTS]:
+    for row in seen[:MAX_CONTEXTS]:
         differs = [text for text in map(_fact, row.context) if text not in same]
         rows.append((f"{row.held:,}", f"{row.failed:,}", f"{row.steps:,}", f"{row.runs}", ", ".join(differs) or "-"))
     yield from columns(rows)
-    if len(seen) > MOST_CONTEXTS:
-        yield f"  and {len(seen) - MOST_CONTEXTS} contexts more"
+    if len(seen) > MAX_CONTEXTS:
+        yield f"  and {len(seen) - MAX_CONTEXTS} contexts more"
 
 
 def _fact(pair: tuple[str, object]) -> str:

@@ -165,7 +165,7 @@ def _follower(folder: RunFolder, book: Book, config: Config) -> Follower:
         try:  # the ranks record more steps, and react as --on-violation says
             change_control(folder.path, lambda control: add_finding(control, finding))
             if config.on_violation == "stop":
-                folder.ask_to_stop(finding.title, finding.step)
+                folder.request_stop(finding.title, finding.step)
         except TrainCheckError as error:
             remark(str(error))
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from traincheck.reporting.alerts.alert import Alert
 
-MOST_WAITING = 100
+MAX_WAITING = 100
 """Alerts that may wait; a run has some dozens of findings at most, and the first ones tell."""
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
@@ -75,7 +75,7 @@ class Courier:
     def put(self, alert: Alert) -> None:
         """Hand over an alert; never waits. Of too many the later ones are left out, and counted."""
         with self._news:
-            if len(self._waiting) < MOST_WAITING:
+            if len(self._waiting) < MAX_WAITING:
                 self._waiting.append(_Waiting(alert))
                 self._news.notify()
             else:

@@ -16,7 +16,7 @@ from traincheck.reporting.alerts.alert_queue import Undelivered
 LIMIT = 60.0
 """Seconds after which the command is killed, with what it started."""
 
-MOST_TOLD = 200
+MAX_OUTPUT = 200
 """Characters of its last words that are repeated."""
 
 
@@ -62,7 +62,7 @@ class Command:
                 raise Undelivered(f"it took longer than {LIMIT:.0f} s", final=True) from None
             if code:
                 size = errors.seek(0, os.SEEK_END)
-                errors.seek(max(0, size - MOST_TOLD))
+                errors.seek(max(0, size - MAX_OUTPUT))
                 last = " ".join(errors.read().decode("utf-8", "replace").split())
                 how = f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
                 raise Undelivered(f"{how}{f' ({last})' if last else ''}", final=True)

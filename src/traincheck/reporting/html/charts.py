@@ -19,7 +19,7 @@ ROOM = 6
 STEPS_OF_SHARES = 4
 """Shades between `none` and `all` of a matrix."""
 
-MOST_NUMBERS = 12
+MAX_NUMBERS = 12
 """Columns of a matrix up to which its cells have numbers in them."""
 
 
@@ -137,7 +137,7 @@ class Cell:
 
 def matrix(agreement: Agreement) -> tuple[tuple[str, tuple[Cell, ...]], ...]:
     """The rows of the matrix: the label, and a cell for each column."""
-    few = len(agreement.labels) <= MOST_NUMBERS
+    few = len(agreement.labels) <= MAX_NUMBERS
     rows = []
     for label, counts in zip(agreement.labels, agreement.agreeing, strict=True):
         cells = tuple(
@@ -171,7 +171,7 @@ class Bar:
     in_background: bool
 
 
-MOST_BARS = 8
+MAX_BARS = 8
 """Parts of the cost that have a bar; the rest is small."""
 
 
@@ -181,7 +181,7 @@ def cost_bars(cost: Cost | None) -> tuple[Bar, ...]:
         return ()
     parts = [(name, cost.share(seconds), False) for name, seconds in cost.sources.items()]
     parts += [(name, cost.share(seconds), True) for name, seconds in cost.background.items()]
-    parts = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])[:MOST_BARS]
+    parts = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])[:MAX_BARS]
     return tuple(
         Bar(name, share, round(100 * share / parts[0][1], 2), in_background) for name, share, in_background in parts
     )

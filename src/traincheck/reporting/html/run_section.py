@@ -32,7 +32,7 @@ class PageRun:
 
     report: Report
     invariants: Sequence[Judged] = ()
-    exhibits: Sequence[FindingDetails] = ()
+    details: Sequence[FindingDetails] = ()
     name: str = ""
 
 
@@ -74,7 +74,7 @@ def part(run: PageRun, prefix: str = "") -> Part:
     report = run.report
     rows = sorted(run.invariants, key=lambda row: (_order(row[1]), row[0].relation, row[0].subject, row[0].id))
     tally = Counter(verdict for _, verdict in rows)
-    shown = zip_longest(report.findings, run.exhibits[: len(report.findings)], fillvalue=FindingDetails())
+    shown = zip_longest(report.findings, run.details[: len(report.findings)], fillvalue=FindingDetails())
     facts = ((name, value) for name, value in report.run.items() if name not in TOLD_ELSEWHERE)
     return Part(
         prefix=prefix,

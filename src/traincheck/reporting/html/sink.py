@@ -34,22 +34,22 @@ _TOP = "page"
 class HtmlSink(Document):
     """Writes the HTML report when the run is over; `judged` is asked then for the invariants and their verdicts.
 
-    Set `exhibits` before `close` to show code and pictures with the findings.
+    Set `details` before `close` to show code and pictures with the findings.
     """
 
     name = "html"
     file = "traincheck.html"
-    exhibits: Sequence[FindingDetails] = ()
+    details: Sequence[FindingDetails] = ()
 
     def text(self, report: Report) -> str:
-        return html_of(report, self._judged(), self.exhibits)
+        return html_of(report, self._judged(), self.details)
 
 
 def render_html(
-    report: Report, invariants: Sequence[Judged], path: PathLike, exhibits: Sequence[FindingDetails] = ()
+    report: Report, invariants: Sequence[Judged], path: PathLike, details: Sequence[FindingDetails] = ()
 ) -> None:
     """Writes the report with the invariants that were deployed to `path`, whole or not at all. Raises OutputError."""
-    render_page([PageRun(report, invariants, exhibits)], path)
+    render_page([PageRun(report, invariants, details)], path)
 
 
 def render_page(runs: Sequence[PageRun], path: PathLike) -> None:
@@ -57,9 +57,9 @@ def render_page(runs: Sequence[PageRun], path: PathLike) -> None:
     write_whole(path, page_of(runs).encode("utf-8", "backslashreplace"))
 
 
-def html_of(report: Report, invariants: Sequence[Judged], exhibits: Sequence[FindingDetails] = ()) -> str:
+def html_of(report: Report, invariants: Sequence[Judged], details: Sequence[FindingDetails] = ()) -> str:
     """The report of one run as one HTML document, see `page_of`."""
-    return page_of([PageRun(report, invariants, exhibits)])
+    return page_of([PageRun(report, invariants, details)])
 
 
 def page_of(runs: Sequence[PageRun]) -> str:

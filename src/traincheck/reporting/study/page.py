@@ -16,7 +16,7 @@ from traincheck.reporting.study import plots
 from traincheck.reporting.study.plots import Plot, plot
 from traincheck.version import __version__
 
-MOST_MODULES = 200
+MAX_MODULES = 200
 """Submodules with a difference that are named on the page; the file has all."""
 
 DIRECTIONS = ("forward", "backward", "gradient", "update")
@@ -110,8 +110,8 @@ def part(name: str, level: Mapping[str, Any]) -> Part:
         meaning=MEANINGS[name],
         data=level,
         of_ranks=bool(ranks),
-        modules=modules[:MOST_MODULES],
-        beyond=max(len(modules) - MOST_MODULES, 0),
+        modules=modules[:MAX_MODULES],
+        beyond=max(len(modules) - MAX_MODULES, 0),
         ranks=[_rank(rank) for rank in ranks],
         plots=_PLOTS[name](level["series"]),
     )

@@ -13,7 +13,7 @@ FLOOR = 84.0
 """Where the lowest decade of a logarithmic axis lies when there are zeros, which lie at `BOTTOM`."""
 TICKS = 5
 """At most so many numbers beside an axis."""
-MOST_POINTS = 300
+MAX_POINTS = 300
 """Parts into which a long series is divided, of which the lowest and the highest point of each line are drawn."""
 
 Values = Sequence[float | None]
@@ -108,11 +108,11 @@ def _in_words(name: str, values: Values) -> str:
 
 def _kept(count: int, lines: Sequence[Values]) -> list[int]:
     """The places that are drawn: all of a short series; of each part of a long one what is extreme or not finite."""
-    if count <= 2 * MOST_POINTS:
+    if count <= 2 * MAX_POINTS:
         return list(range(count))
     kept = {0, count - 1}
-    for part in range(MOST_POINTS):
-        indices = range(part * count // MOST_POINTS, (part + 1) * count // MOST_POINTS)
+    for part in range(MAX_POINTS):
+        indices = range(part * count // MAX_POINTS, (part + 1) * count // MAX_POINTS)
         for values in lines:
             finite = [(value, index) for index in indices if (value := values[index]) is not None]
             if finite:

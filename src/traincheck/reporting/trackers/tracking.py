@@ -35,7 +35,7 @@ AT_THE_END = 60.0
 PATIENCE = 5.0
 """Seconds of it after which a word is said."""
 
-MOST_WAITING = 1_000
+MAX_WAITING = 1_000
 """Findings that may wait; there are some dozens at most. Of the numbers only the last ones wait."""
 
 _CODE = (
@@ -113,7 +113,7 @@ class Tracking:
             if message.kind == MEASURE:  # only the last numbers matter
                 for older in [message for message in self._waiting if message.kind == MEASURE]:
                     self._waiting.remove(older)
-            if len(self._waiting) < MOST_WAITING or message.kind == CLOSE:
+            if len(self._waiting) < MAX_WAITING or message.kind == CLOSE:
                 self._waiting.append(message)
                 self._news.notify()
 

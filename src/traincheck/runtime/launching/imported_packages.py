@@ -20,11 +20,11 @@ from traincheck.runtime.launching.command_target import SOURCE, Target
 if TYPE_CHECKING:
     from traincheck.invariants.packs import Program
 
-MOST_FILES = 300
+MAX_FILES = 300
 LARGEST_TEXT = 1 << 20
 """Limits for the number of the program's own files, and for the bytes of a file. A larger file is data."""
 
-MOST_REQUIRED = 300
+MAX_REQUIRED = 300
 """Limit for the packages whose requirements are read."""
 
 _SEVERAL_RANKS = re.compile(r"\b(distributed|multiprocessing|DataParallel|devices|num_processes|nproc)\b")
@@ -83,7 +83,7 @@ def own_files(first: Path, homes: list[Path]) -> Iterator[tuple[Path, str, ast.M
         if path in seen:
             continue
         seen.add(path)
-        if len(seen) > MOST_FILES or path.stat().st_size > LARGEST_TEXT:
+        if len(seen) > MAX_FILES or path.stat().st_size > LARGEST_TEXT:
             raise ValueError(f"{path}: too many files, or too large a file")
         text = path.read_text(encoding="utf-8")
         tree = _parsed(text)
@@ -139,7 +139,7 @@ def _required(packages: set[str], excluded_names: Collection[str]) -> set[str]:
     """The packages and all requirements of the installed packages, except the requirements of `excluded_names`."""
     required: set[str] = set()
     waiting = sorted(packages - set(sys.stdlib_module_names))
-    while waiting and len(required) < MOST_REQUIRED:
+    while waiting and len(required) < MAX_REQUIRED:
         name = waiting.pop()
         if name in required:
             continue

@@ -109,13 +109,13 @@ def launch(
     target: Target,
     settings: Settings,
     environ: Mapping[str, str],
-    beside: Callable[[], AbstractContextManager[object]] = nullcontext,
+    during_run: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> ExitStatus:
     """Run `target` to its end with the environment `environ`. Its Python processes are observed according to
     `settings`.
 
-    TrainCheck calls `beside` after the start, and keeps its context open while the program runs. If `beside` fails,
-    TrainCheck logs a warning and the program continues, see Note [While the program starts].
+    TrainCheck calls `during_run` after the start, and keeps its context open while the program runs. If `during_run`
+    fails, TrainCheck logs a warning and the program continues, see Note [While the program starts].
 
     TrainCheck writes the settings into the run folder, which must exist. Raises UsageError if there is no program to
     run, and OutputError if the settings cannot be written.
@@ -123,12 +123,12 @@ def launch(
     target.check(environ)
     settings.write(settings.file)
     started = time.monotonic()
-    with ExitStack() as open_beside:
+    with ExitStack() as while_running:
         with Relay() as relay:
             child = _start(target, child_processes.environment(environ, settings.file.absolute()))
             relay.to(child)
             try:
-                open_beside.enter_context(beside())
+                while_running.enter_context(during_run())
             except Exception as error:
                 log_warning(f"{in_words(error)} (the program continues)")
             code = child.wait()

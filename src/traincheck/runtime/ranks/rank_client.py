@@ -34,7 +34,7 @@ from traincheck.runtime.ranks.rank_protocol import (
 )
 from traincheck.runtime.ranks.rank_server import RankServer
 from traincheck.runtime.ranks.recent_windows import RecentWindows
-from traincheck.trace.run_notes import StopAsked
+from traincheck.trace.run_notes import StopRequest
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -47,7 +47,7 @@ START = 300.0
 """Seconds in which the ranks must find each other."""
 CONNECT = 20.0
 """Seconds in which a connection must open."""
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Windows that wait to be sent; further ones are dropped."""
 LINGER = 5.0
 """Seconds that the end of a rank waits for requests of rank 0 for full windows."""
@@ -77,7 +77,7 @@ class RankClient:
         *,
         on_decided: Callable[[], None],
         on_finding: Callable[[Finding], None],
-        on_stop: Callable[[StopAsked], None],
+        on_stop: Callable[[StopRequest], None],
         on_fault: Callable[[str, BaseException], None],
     ) -> None:
         self._rank_info = rank_info
@@ -88,7 +88,7 @@ class RankClient:
         self._on_finding = on_finding
         self._on_stop = on_stop
         self._on_fault = on_fault
-        self._waiting: queue.Queue[tuple[Window, Window]] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[tuple[Window, Window]] = queue.Queue(MAX_WAITING)
         self._closing = threading.Event()
         self._over = threading.Event()
         self._held = RecentWindows()
@@ -229,7 +229,7 @@ class RankClient:
                 if isinstance(message, WindowRequest):
                     self._send_full(connection, message.index)
                 elif isinstance(message, Stop):
-                    self._on_stop(StopAsked(title=message.title, step=message.step))
+                    self._on_stop(StopRequest(title=message.title, step=message.step))
             self._over.set()
         except OSError:
             pass  # the other thread reports it
@@ -254,10 +254,10 @@ class RankClient:
                     return None
         return None
 
-    def broadcast_stop(self, because: StopAsked) -> None:
+    def broadcast_stop(self, request: StopRequest) -> None:
         """Request a stop of the other ranks; on rank 0 only."""
         if self._server is not None:
-            self._server.broadcast(Stop(because.title, because.step))
+            self._server.broadcast(Stop(request.title, request.step))
 
 
 def _listen(host: str, ranks: int) -> socket.socket:

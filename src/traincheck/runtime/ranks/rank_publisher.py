@@ -13,7 +13,7 @@ from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import DIGESTS
 from traincheck.trace.rotation import RotatingWriter
-from traincheck.trace.run_notes import StopAsked
+from traincheck.trace.run_notes import StopRequest
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
@@ -38,7 +38,7 @@ class RankPublisher:
         *,
         on_decided: Callable[[], None],
         on_finding: Callable[[Finding], None],
-        on_stop: Callable[[StopAsked], None],
+        on_stop: Callable[[StopRequest], None],
         on_fault: Callable[[str, BaseException], None],
         keep: int = 0,
     ) -> None:
@@ -101,10 +101,10 @@ class RankPublisher:
         if self._client is not None:
             self._client.mute(muted)
 
-    def request_stop(self, because: StopAsked) -> None:
+    def request_stop(self, request: StopRequest) -> None:
         """Request a stop of the other ranks, where this process compares them."""
         if self._client is not None:
-            self._client.broadcast_stop(because)
+            self._client.broadcast_stop(request)
 
     def _begin(self, rank_info: RankInfo) -> None:
         from traincheck.runtime.ranks.rank_client import (

@@ -34,7 +34,7 @@ from traincheck.vocab.ranks import named_ranks
 
 PAUSE = 0.2
 """Seconds between two checks of whether the server is closed."""
-MOST_AHEAD = 64
+MAX_AHEAD = 64
 """Windows that the server reads from a rank ahead of the others."""
 GREETING = 5.0
 LARGEST_GREETING = 1024
@@ -78,7 +78,7 @@ class RankServer:
         self._listener = listener
         self._notifier = Notifier(on_finding)
         self._peers = {rank: _Peer() for rank in range(rank_info.world_size)}
-        self._own = RecentWindows(2 * MOST_AHEAD)  # more than a rank may run ahead
+        self._own = RecentWindows(2 * MAX_AHEAD)  # more than a rank may run ahead
         self._changed = threading.Condition()
         self._over = False
         self._judged = False
@@ -275,7 +275,7 @@ class RankServer:
 
     def _far_ahead(self, peer: _Peer) -> bool:
         """Whether to pause reading from this rank; never while it is sending a requested window."""
-        return len(peer.windows) > MOST_AHEAD and not (peer.is_answering or self._judged)
+        return len(peer.windows) > MAX_AHEAD and not (peer.is_answering or self._judged)
 
     def _add(self, peer: _Peer, window: Window) -> None:
         if not self._judged:

@@ -7,15 +7,15 @@ from collections import OrderedDict
 
 from traincheck.vocab.events import Window
 
-MOST_HELD = 64
-MOST_EVENTS_HELD = 400_000
+MAX_WINDOWS = 64
+MAX_EVENTS_HELD = 400_000
 """The largest numbers of windows and of events in them."""
 
 
 class RecentWindows:
     """The last windows of a rank: fewer if they are large, but always the last one. It is thread-safe."""
 
-    def __init__(self, most: int = MOST_HELD) -> None:
+    def __init__(self, most: int = MAX_WINDOWS) -> None:
         self._most = most
         self._windows: OrderedDict[int, Window] = OrderedDict()
         self._events = 0
@@ -29,7 +29,7 @@ class RecentWindows:
         with self._lock:
             self._windows[window.index] = window
             self._events += _events(window)
-            while len(self._windows) > self._most or (len(self._windows) > 1 and self._events > MOST_EVENTS_HELD):
+            while len(self._windows) > self._most or (len(self._windows) > 1 and self._events > MAX_EVENTS_HELD):
                 self._drop_oldest()
 
     def get(self, index: int) -> Window | None:

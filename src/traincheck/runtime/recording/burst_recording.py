@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from traincheck.sources.attachment import Attachment
     from traincheck.sources.recording.recorder import Recorder
 
-MOST_TIMES = 3
+MAX_TIMES = 3
 """Automatic bursts per run. Later errors appear in the report anyway, and full recording costs time."""
 
-MOST_SECONDS = 120.0
+MAX_SECONDS = 120.0
 """Total seconds of all bursts, for programs with slow steps. The recorder finishes the current step."""
 
-MOST_TRIES = 200
+MAX_TRIES = 200
 """Windows to wait for a moment at which the sources can be attached again."""
 
 
@@ -65,7 +65,7 @@ class BurstRecorder:
         with self._lock:
             first = not self._reported_rules.intersection(rules)
             self._reported_rules.update(rules)
-            if not self._steps or not first or self._times >= MOST_TIMES:
+            if not self._steps or not first or self._times >= MAX_TIMES:
                 return
             self._times += 1
         self.ask(self._steps)
@@ -98,7 +98,7 @@ class BurstRecorder:
         start, self._start = self._start, self._recorder.window_start
         if not self._attachment.records_everything:
             self._tries += bool(self._requested_steps)
-            if self._tries > MOST_TRIES:
+            if self._tries > MAX_TRIES:
                 self._decline("no moment was suitable for attaching to all calls")
             return
         if start < self._from or stage != TRAIN or self._over:
@@ -109,7 +109,7 @@ class BurstRecorder:
         else:
             full.append((step, step))
         self._left -= 1
-        self._over = self._left <= 0 or time.monotonic() - self._began > MOST_SECONDS
+        self._over = self._left <= 0 or time.monotonic() - self._began > MAX_SECONDS
 
     def _attach(self, *, closer: bool) -> None:
         from traincheck.sources.attachment import CannotReattach

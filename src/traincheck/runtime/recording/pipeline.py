@@ -33,10 +33,10 @@ from traincheck.background_threads import NAME, background
 from traincheck.runtime.stderr_log import log_warning
 from traincheck.vocab.events import Window
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Windows that may wait. The pipeline drops and counts windows beyond this, so that training never waits."""
 
-MOST_BYTES = 512 << 20
+MAX_BYTES = 512 << 20
 BYTES_OF_AN_EVENT = 400
 """Memory limit for waiting windows, and the estimated size of an event (about half of it is shared)."""
 
@@ -49,7 +49,7 @@ NEVER = float("-inf")
 FIRST_WINDOWS = 20
 """Windows at the start that the pipeline processes at once."""
 
-MOST_TOGETHER, BYTES_TOGETHER = 64, 64 << 20
+MAX_TOGETHER, BYTES_TOGETHER = 64, 64 << 20
 """Waiting windows, and their memory, beyond which the pipeline processes them at once."""
 
 END_SECONDS, STILL_SECONDS = 60.0, 20.0
@@ -131,12 +131,12 @@ class Pipeline:
         size = BYTES_OF_AN_EVENT * (len(window.calls) + len(window.changes) + len(window.readings))
         sizes = list(self._sizes)
         taken = sum(sizes) + size
-        if len(sizes) > MOST_WAITING or (sizes and taken > MOST_BYTES):
+        if len(sizes) > MAX_WAITING or (sizes and taken > MAX_BYTES):
             self.dropped += 1
             return
         self._sizes.append(size)
         self._waiting.put(window)
-        if len(sizes) >= MOST_TOGETHER or taken > BYTES_TOGETHER:
+        if len(sizes) >= MAX_TOGETHER or taken > BYTES_TOGETHER:
             self._hurry.put(None)
         with suppress(RuntimeError):  # no more threads now; the window waits for the next one
             self.start()

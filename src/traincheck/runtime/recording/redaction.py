@@ -18,7 +18,7 @@ from traincheck.runtime.recording.pipeline import Stage
 from traincheck.vocab.events import Call, Change, Reading, Window
 from traincheck.vocab.facts import Facts
 
-MOST_KEPT = 100_000
+MAX_KEPT = 100_000
 """Size limit of the cache of clean objects. Values that are new in each step would otherwise fill the memory."""
 
 _ARGS, _RESULT, _LEVELS = (Call._fields.index(name) for name in ("args", "result", "levels"))
@@ -45,7 +45,7 @@ class _Seen:
         """Replacements for objects that hold a secret, by id; empty if there are none."""
         here = list(objects)
         ids = set(map(id, here))
-        if len(self._clean_objects) > MOST_KEPT:
+        if len(self._clean_objects) > MAX_KEPT:
             self.forget()
         new = ids.difference(self._clean_objects)
         if new:

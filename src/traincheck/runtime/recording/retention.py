@@ -39,10 +39,10 @@ for every sixteenth step."""
 BEFORE, AFTER = 4, 8
 """Recorded windows before and after a finding. Up to a stretch more may precede it."""
 
-MOST_EVENTS = 100_000
+MAX_EVENTS = 100_000
 """Events in all waiting windows: about 40 MB. Fewer windows wait if they are large."""
 
-MOST_NEW = 100
+MAX_NEW = 100
 """Windows that are recorded for a first sighting. The limit is for programs that create names without end."""
 
 
@@ -84,7 +84,7 @@ class Retention:
     training steps that are never recorded.
     """
 
-    def __init__(self, most_events: int = MOST_EVENTS) -> None:
+    def __init__(self, most_events: int = MAX_EVENTS) -> None:
         self._most_events = most_events
         self._held: deque[_Stretch] = deque()
         self._follows = -1
@@ -214,7 +214,7 @@ class _FirstSightings:
 
     def has_new(self, window: Window) -> bool:
         """Whether this window holds a call or reading that no earlier window had."""
-        if self._times >= MOST_NEW:
+        if self._times >= MAX_NEW:
             return False
         calls = set(map(_LEVELS, window.calls))
         readings = set(map(_READ, window.readings))

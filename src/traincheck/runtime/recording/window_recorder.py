@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from traincheck.errors import OutputError
-from traincheck.runtime.recording.retention import LENGTH, MOST_EVENTS, Retention, events_in
+from traincheck.runtime.recording.retention import LENGTH, MAX_EVENTS, Retention, events_in
 from traincheck.trace.rotation import RotatingWriter
 from traincheck.vocab.events import TRAIN, Window
 
-LARGE = MOST_EVENTS // 4
+LARGE = MAX_EVENTS // 4
 """Events after which a new stretch begins, even with few windows. Memory is freed one stretch at a time."""
 
 

@@ -16,7 +16,7 @@ OVER_TIME, REFERENCE, OTHERS = (
     "differs from other devices",
 )
 
-MOST_LISTED = 20
+MAX_LISTED = 20
 """Wrong results to list individually; all are counted."""
 
 
@@ -75,7 +75,7 @@ def judge(devices: Sequence[Rounds], reference: ReferenceFingerprints | None) ->
                 "compared": rounds.number * len(rounds.values),
                 "against": "known fingerprints" if reference is not None else "itself" + (", others" if right else ""),
                 "wrong": len(wrong),
-                "first_wrong": wrong[:MOST_LISTED],
+                "first_wrong": wrong[:MAX_LISTED],
                 "undetermined": list(rounds.undetermined),
             }
         )
