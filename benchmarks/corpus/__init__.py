@@ -1,0 +1,1 @@
+"""A generator of clean training programs: the corpus that packs are learned from and that mutants are made of."""
