@@ -1,8 +1,8 @@
 """What a mutation operator is, and the list of all of them.
 
 An operator is a function in a module of `benchmarks/mutants/operators/` that gets a `Script` and yields the mutants it
-can make of it, each as a list of edits. It finds its place by what the code does (a call of `backward`, the loss that it
-is called on, the optimizer that a constructor made), not by the names of one corpus, so that it works on any script.
+can make of it, each as a list of edits. It finds its place by what the code does (a call of `backward`, the loss it is
+called on, the optimizer that a constructor made), not by the names of one corpus, so that it works on any script.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ EditFunction = Callable[[Script], Iterator[Sequence[Edit]]]
 
 
 def operator(kind: str, *diagnoses: str) -> Callable[[EditFunction], EditFunction]:
-    """Register the decorated function as an operator. Its name is the function's with dashes; its docstring is `about`."""
+    """Register the decorated function as an operator: its name with dashes, its docstring as `about`."""
 
     def register(function: EditFunction) -> EditFunction:
         name = function.__name__.replace("_", "-")

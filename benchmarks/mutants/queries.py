@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from benchmarks.mutants.script import Edit, Script
 
@@ -35,6 +37,21 @@ def called(node: ast.Call) -> str:
 
 # Names and places
 
+Result = TypeVar("Result")
+
+
+def cached(query: Callable[[Script], Result]) -> Callable[[Script], Result]:
+    """Remember the answer of a query in the script itself: its nodes are those of this script's tree."""
+
+    @functools.wraps(query)
+    def answer(script: Script) -> Result:
+        if query.__name__ not in script.__dict__:
+            script.__dict__[query.__name__] = query(script)
+        return script.__dict__[query.__name__]  # type: ignore[no-any-return]
+
+    return answer
+
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -55,15 +72,16 @@ def scope(script: Script, node: ast.AST) -> Function | ast.Module:
 
 def loops(script: Script, node: ast.AST) -> list[ast.For | ast.AsyncFor | ast.While]:
     """The loops around `node` in its function, the innermost first."""
-    found: list[ast.For | ast.AsyncFor | ast.While] = []
+    matches: list[ast.For | ast.AsyncFor | ast.While] = []
     for parent in script.parents(node):
         if isinstance(parent, FUNCTIONS):
             break
         if isinstance(parent, LOOPS):
-            found.append(parent)
-    return found
+            matches.append(parent)
+    return matches
 
 
+@cached
 def functions(script: Script) -> dict[str, Function]:
     """The functions and methods of the script by name; of several with one name, the first."""
     by_name: dict[str, Function] = {}
@@ -177,6 +195,7 @@ def origins(script: Script, name: str, place: ast.AST, depth: int = 3) -> set[st
 # Models
 
 
+@cached
 def module_classes(script: Script) -> dict[str, ast.ClassDef]:
     """The classes of the script that derive from `nn.Module` or from one that does."""
     classes: dict[str, ast.ClassDef] = {}
@@ -190,8 +209,9 @@ def module_classes(script: Script) -> dict[str, ast.ClassDef]:
 
 WITHOUT_PARAMETERS = (
     "Dropout", "Dropout2d", "Dropout1d", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax", "LogSoftmax", "Flatten",
-    "Unflatten", "Identity", "MaxPool2d", "MaxPool1d", "AvgPool2d", "AdaptiveAvgPool2d", "AdaptiveAvgPool1d", "LeakyReLU",
-    "Upsample", "CrossEntropyLoss", "MSELoss", "BCEWithLogitsLoss", "BCELoss", "NLLLoss", "ELU", "Softplus", "PixelShuffle",
+    "Unflatten", "Identity", "MaxPool2d", "MaxPool1d", "AvgPool2d", "AdaptiveAvgPool2d", "AdaptiveAvgPool1d", "ELU",
+    "LeakyReLU", "Upsample", "CrossEntropyLoss", "MSELoss", "BCEWithLogitsLoss", "BCELoss", "NLLLoss", "Softplus",
+    "PixelShuffle",
 )  # fmt: skip
 
 
@@ -227,26 +247,26 @@ def parts(script: Script, model: str, place: ast.AST) -> list[str]:
     """
     names = {last_part(origin) for origin in origins(script, model, place)}
     classes = module_classes(script)
-    found: list[str] = []
+    matches: list[str] = []
     is_wrapped = False
     if model == "self":
         enclosing = next((node for node in script.parents(place) if isinstance(node, ast.ClassDef)), None)
-        found = [f".{name}" for name in parts_of_class(script, enclosing)] if enclosing else []
+        matches = [f".{name}" for name in parts_of_class(script, enclosing)] if enclosing else []
     for name, value, statement in assignments(script):
         if last_part(name) not in names:
             continue
         if isinstance(value, ast.Call) and last_part(called(value)) in WRAPPERS[:3]:
             is_wrapped |= scope(script, place) is not scope(script, statement) or statement.lineno < place.lineno  # type: ignore[attr-defined]
         built = unwrapped(value)
-        if isinstance(built, ast.Call) and not found:
+        if isinstance(built, ast.Call) and not matches:
             if last_part(called(built)) in classes:
-                found = [f".{part}" for part in parts_of_class(script, classes[last_part(called(built))])]
+                matches = [f".{part}" for part in parts_of_class(script, classes[last_part(called(built))])]
             elif last_part(called(built)) == "Sequential" and len(built.args) > 1:
                 for index, layer in enumerate(built.args):
                     kind = last_part(called(layer)) if isinstance(layer, ast.Call) else ""
                     if kind and kind not in WITHOUT_PARAMETERS:
-                        found.append(f"[{index}]")
-    return [f".module{part}" if is_wrapped else part for part in found] if len(found) > 1 else []
+                        matches.append(f"[{index}]")
+    return [f".module{part}" if is_wrapped else part for part in matches] if len(matches) > 1 else []
 
 
 def models(script: Script) -> list[str]:
@@ -304,6 +324,7 @@ class Optimizer:
         return argument(self.call, 0, "params")
 
 
+@cached
 def optimizers(script: Script) -> list[Optimizer]:
     """The optimizers that the script makes and gives a name: of torch, of a library, or of a class of its own."""
     own = [
@@ -323,6 +344,7 @@ def optimizers(script: Script) -> list[Optimizer]:
 SCHEDULERS = re.compile(r"LR$|Scheduler$|LROnPlateau$|WarmRestarts$|^get_\w*schedule\w*$|^get_scheduler$")
 
 
+@cached
 def schedulers(script: Script) -> list[Optimizer]:
     """The learning rate schedulers that the script makes and gives a name; `parameters` is their optimizer."""
     return [
@@ -336,6 +358,7 @@ def _stems(names: Iterable[str]) -> set[str]:
     return {last_part(name) for name in names}
 
 
+@cached
 def optimizer_stems(script: Script) -> set[str]:
     """The last parts of the names under which the script steps optimizers."""
     stems = _stems(optimizer.name for optimizer in optimizers(script))
@@ -347,12 +370,13 @@ def optimizer_stems(script: Script) -> set[str]:
     return (stems | likely | receivers["step"] & receivers["zero_grad"]) - scheduler_stems(script) - {""}
 
 
+@cached
 def scheduler_stems(script: Script) -> set[str]:
     """The last parts of the names under which the script steps schedulers."""
     return _stems(scheduler.name for scheduler in schedulers(script)) | {
         last_part(receiver(call))
         for call in method_calls(script, "step")
-        if "sched" in last_part(receiver(call)).lower() or "get_last_lr" in script.text and "sched" in receiver(call)
+        if "sched" in last_part(receiver(call)).lower()
     }
 
 
@@ -371,40 +395,41 @@ class Step:
     scaler: str
 
 
+@cached
 def steps(script: Script) -> list[Step]:
     """The optimizer steps outside of optimizer classes, in the order of the text."""
     stems = optimizer_stems(script)
-    found = []
+    matches = []
     for call in method_calls(script, "step"):
         statement = script.statement(call)
         if not isinstance(statement, ast.Expr | ast.Assign) or statement.value is not call:
             continue
         if last_part(receiver(call)) in stems:
-            found.append(Step(call, statement, receiver(call), ""))
+            matches.append(Step(call, statement, receiver(call), ""))
         elif len(call.args) == 1 and last_part(dotted(call.args[0])) in stems:
-            found.append(Step(call, statement, dotted(call.args[0]), receiver(call)))
-    return found
+            matches.append(Step(call, statement, dotted(call.args[0]), receiver(call)))
+    return matches
 
 
 def scheduler_steps(script: Script) -> list[tuple[str, ast.Expr]]:
     """The statements that step a scheduler, with its name."""
     stems = scheduler_stems(script)
-    found = []
+    matches = []
     for call in method_calls(script, "step"):
         statement = script.statement(call)
         if isinstance(statement, ast.Expr) and statement.value is call and last_part(receiver(call)) in stems:
-            found.append((receiver(call), statement))
-    return found
+            matches.append((receiver(call), statement))
+    return matches
 
 
 def clears(script: Script, inside: ast.AST | None = None) -> list[tuple[str, ast.Expr]]:
     """The statements `receiver.zero_grad()`, with the receiver: an optimizer or a model."""
-    found = []
+    matches = []
     for call in method_calls(script, "zero_grad", inside=inside):
         statement = script.statement(call)
         if isinstance(statement, ast.Expr) and statement.value is call and receiver(call) and receiver(call) != "super":
-            found.append((receiver(call), statement))
-    return found
+            matches.append((receiver(call), statement))
+    return matches
 
 
 # Backward passes and losses
@@ -426,9 +451,10 @@ class Backward:
         )
 
 
+@cached
 def backwards(script: Script) -> list[Backward]:
     """`loss.backward()`, `scaler.scale(loss).backward()` and `accelerator.backward(loss)`, in the order of the text."""
-    found = []
+    matches = []
     for call in method_calls(script, "backward", "manual_backward"):
         assert isinstance(call.func, ast.Attribute)
         loss: ast.expr = call.func.value
@@ -441,8 +467,8 @@ def backwards(script: Script) -> list[Backward]:
             loss = loss.args[0] if loss.args else loss
         elif len(call.args) == 1 and last_part(dotted(loss)).startswith(("accelerator", "fabric", "self", "engine")):
             loss = call.args[0]
-        found.append(Backward(call, statement, loss))
-    return found
+        matches.append(Backward(call, statement, loss))
+    return matches
 
 
 def backward_of(script: Script, step: Step) -> Backward | None:
@@ -469,9 +495,9 @@ def is_evaluation(script: Script, node: ast.AST) -> bool:
             heads = [item.context_expr for item in parent.items]
         if any(re.search(r"\b(no_grad|inference_mode)\b", script.source(head)) for head in heads):
             return True
-        if isinstance(parent, FUNCTIONS) and not trains(script, parent):
-            if any(receiver(call) for call in method_calls(script, "eval", inside=parent)):
-                return True
+        switches = method_calls(script, "eval", inside=parent) if isinstance(parent, FUNCTIONS) else ()
+        if any(receiver(call) for call in switches) and not trains(script, parent):
+            return True
     return False
 
 
@@ -505,12 +531,12 @@ class LossCall:
 
 def loss_calls(script: Script, *kinds: str) -> list[LossCall]:
     """The calls of losses in training code: of functions and of modules that the script built."""
-    modules = {
-        last_part(name): value
-        for name, value, _ in assignments(script)
-        if isinstance(value := unwrapped(value), ast.Call) and last_part(called(value)) in LOSS_CLASSES
-    }
-    found = []
+    modules: dict[str, ast.Call] = {}
+    for variable, value, _ in assignments(script):
+        built = unwrapped(value)
+        if isinstance(built, ast.Call) and last_part(called(built)) in LOSS_CLASSES:
+            modules[last_part(variable)] = built
+    matches = []
     for node in script.walk(ast.Call):
         assert isinstance(node, ast.Call)
         name, options = last_part(called(node)), node
@@ -520,31 +546,31 @@ def loss_calls(script: Script, *kinds: str) -> list[LossCall]:
         elif isinstance(node.func, ast.Call) and last_part(called(node.func)) in LOSS_CLASSES:
             options = node.func
             name = LOSS_CLASSES[last_part(called(options))]
-        if name in LOSS_CLASSES.values() and (not kinds or name in kinds) and len(node.args) >= 2:
-            if not is_evaluation(script, node):
-                found.append(LossCall(name, node, options))
-    return found
+        is_loss = name in LOSS_CLASSES.values() and (not kinds or name in kinds) and len(node.args) >= 2
+        if is_loss and not is_evaluation(script, node):
+            matches.append(LossCall(name, node, options))
+    return matches
 
 
 def loss_expressions(script: Script, backward: Backward) -> list[ast.expr]:
     """The expressions that the loss of a backward pass is computed by: what is assigned to its name in the function,
     and what a function of the script returns that computes it."""
     place = scope(script, backward.call)
-    found: list[ast.expr] = [] if dotted(backward.loss) else [backward.loss]
+    matches: list[ast.expr] = [] if dotted(backward.loss) else [backward.loss]
     names = {dotted(node) for node in ast.walk(backward.loss) if isinstance(node, ast.Name | ast.Attribute)} - {""}
     near = [entry for entry in assignments(script, place) if scope(script, entry[2]) is place]
-    found += [
+    matches += [
         value for name, value, statement in near if name in names and statement.lineno <= backward.statement.lineno
     ]
-    for value in list(found):
+    for value in list(matches):
         if isinstance(value, ast.Call) and (function := functions(script).get(last_part(called(value)))):
             for node in script.walk(ast.Return, inside=function):
                 if isinstance(node, ast.Return) and node.value is not None:
                     first = node.value.elts[0] if isinstance(node.value, ast.Tuple) and node.value.elts else node.value
-                    found += [entry for name, entry, _ in assignments(script, function) if name == dotted(first)]
-                    found += [] if dotted(first) else [first]
+                    matches += [entry for name, entry, _ in assignments(script, function) if name == dotted(first)]
+                    matches += [] if dotted(first) else [first]
     unique: list[ast.expr] = []
-    for value in found:
+    for value in matches:
         if not any(value is other for other in unique):
             unique.append(value)
     return unique
@@ -595,14 +621,14 @@ def accumulation_conditions(script: Script) -> Iterator[tuple[ast.If, ast.Compar
 
 def clips(script: Script) -> list[tuple[ast.Call, ast.stmt]]:
     """The calls that clip gradients by their norm, with their statement."""
-    found = []
+    matches: list[tuple[ast.Call, ast.stmt]] = []
     for node in script.walk(ast.Call):
         assert isinstance(node, ast.Call)
         if last_part(called(node)) in ("clip_grad_norm_", "clip_grad_norm"):
             statement = script.statement(node)
             if isinstance(statement, ast.Expr | ast.Assign) and statement.value is node:
-                found.append((node, statement))
-    return found
+                matches.append((node, statement))
+    return matches
 
 
 def parameters_of(expression: ast.expr | None) -> str:
