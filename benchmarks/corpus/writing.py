@@ -46,7 +46,7 @@ ENVIRONMENT = _environment()
 
 def names_of(folder: str) -> list[str]:
     """The parts of a kind: the templates of a folder."""
-    return sorted(file.stem for file in (TEMPLATES / folder).glob("*.j2"))
+    return sorted(file.stem for file in (TEMPLATES / folder).glob("*.j2") if "." not in file.stem)
 
 
 def _exports(template: str, context: Mapping[str, Any]) -> dict[str, Any]:
