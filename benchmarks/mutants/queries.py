@@ -92,10 +92,13 @@ def functions(script: Script) -> dict[str, Function]:
 
 
 def calls_of(script: Script, function: Function) -> Iterator[ast.Call]:
-    """The calls `function(...)` and `receiver.function(...)` in the script."""
+    """The calls `function(...)` and `receiver.function(...)` in the script; for `__init__`, those of its class."""
+    name = function.name
+    if name == "__init__":
+        name = next((parent.name for parent in script.parents(function) if isinstance(parent, ast.ClassDef)), name)
     for node in script.walk(ast.Call):
         assert isinstance(node, ast.Call)
-        if last_part(called(node)) == function.name:
+        if last_part(called(node)) == name:
             yield node
 
 
@@ -153,7 +156,7 @@ def keyword(call: ast.Call, name: str) -> ast.keyword | None:
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
     """The argument that a call passes by position or by name."""
-    if len(call.args) > position:
+    if 0 <= position < len(call.args):
         return call.args[position]
     entry = keyword(call, name)
     return entry.value if entry else None
@@ -175,21 +178,59 @@ def drop_keyword(script: Script, call: ast.Call, name: str) -> Edit | None:
     return Edit(start, end, "")
 
 
+def arguments_for(script: Script, function: Function, name: str) -> list[ast.expr]:
+    """What the calls in the script pass for a parameter of a function, [] where it has no such parameter."""
+    parameters = [entry.arg for entry in (*function.args.posonlyargs, *function.args.args)]
+    if name not in (*parameters, *(entry.arg for entry in function.args.kwonlyargs)):
+        return []
+    values = []
+    for call in calls_of(script, function):
+        is_bound = parameters[:1] == ["self"]
+        position = parameters.index(name) - is_bound if name in parameters else -1
+        value = argument(call, position, name)
+        values += [value] if value is not None else []
+    return values
+
+
 def origins(script: Script, name: str, place: ast.AST, depth: int = 3) -> set[str]:
     """The names that the object `name` has where it comes from: a parameter is followed to the callers' arguments."""
     function = scope(script, place)
-    if not isinstance(function, FUNCTIONS) or "." in name or not depth:
-        return {name}
-    parameters = [entry.arg for entry in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
-    if name not in parameters:
-        return {name}
-    sources = {name}
-    for call in calls_of(script, function):
-        position = parameters.index(name) - (parameters[0] == "self" and isinstance(call.func, ast.Attribute))
-        value = argument(call, position, name)
-        if value is not None and dotted(value):
-            sources |= origins(script, dotted(value), call, depth - 1)
-    return sources
+    names = {name}
+    if isinstance(function, FUNCTIONS) and "." not in name and depth:
+        for value in arguments_for(script, function, name):
+            if dotted(value):
+                names |= origins(script, dotted(value), value, depth - 1)
+    return names
+
+
+def constructions(script: Script, name: str, place: ast.AST, depth: int = 4) -> list[tuple[ast.Call, bool]]:
+    """The calls that build the object `name`, each with whether a wrapper for several ranks lies around it.
+
+    They are looked for in assignments to the name anywhere in the script, and in the arguments of callers.
+    """
+    if not depth or not name:
+        return []
+    function = scope(script, place)
+    values: list[tuple[ast.expr, ast.AST]] = []
+    if isinstance(function, FUNCTIONS) and "." not in name:
+        values += [(value, value) for value in arguments_for(script, function, name)]
+    for variable, value, statement in assignments(script):
+        is_same = scope(script, statement) is function or isinstance(scope(script, statement), ast.Module)
+        if variable == name and ("." in name or is_same):
+            values.append((value, statement))
+    calls: list[tuple[ast.Call, bool]] = []
+    for value, where in values:
+        built = unwrapped(value)
+        is_wrapped = isinstance(value, ast.Call) and last_part(called(value)) in WRAPPERS[:5]
+        if isinstance(built, ast.Call):
+            calls.append((built, is_wrapped))
+        elif dotted(built) and dotted(built) != name:
+            calls += [
+                (call, is_wrapped or inner) for call, inner in constructions(script, dotted(built), where, depth - 1)
+            ]
+        elif is_wrapped and dotted(built) == name:
+            calls = [(call, True) for call, _ in calls]
+    return calls
 
 
 # Models
@@ -243,32 +284,29 @@ def parts_of_class(script: Script, module: ast.ClassDef) -> list[str]:
 def parts(script: Script, model: str, place: ast.AST) -> list[str]:
     """What to append to the name of a model to get its parts with parameters: `.encoder`, `.module.head`, `[-1]`.
 
-    Empty where the script does not show how the model is built.
+    Empty where the script does not show how the model is built, and where it has one part only.
     """
-    names = {last_part(origin) for origin in origins(script, model, place)}
     classes = module_classes(script)
-    matches: list[str] = []
-    is_wrapped = False
-    if model == "self":
-        enclosing = next((node for node in script.parents(place) if isinstance(node, ast.ClassDef)), None)
-        matches = [f".{name}" for name in parts_of_class(script, enclosing)] if enclosing else []
-    for name, value, statement in assignments(script):
-        if last_part(name) not in names:
-            continue
-        if isinstance(value, ast.Call) and last_part(called(value)) in WRAPPERS[:3]:
-            is_wrapped |= scope(script, place) is not scope(script, statement) or statement.lineno < place.lineno  # type: ignore[attr-defined]
-        built = unwrapped(value)
-        if isinstance(built, ast.Call) and not matches:
-            if last_part(called(built)) in classes:
-                matches = [f".{part}" for part in parts_of_class(script, classes[last_part(called(built))])]
-            elif last_part(called(built)) == "Sequential" and len(built.args) > 1:
-                for index, layer in enumerate(built.args):
-                    kind = last_part(called(layer)) if isinstance(layer, ast.Call) else ""
-                    if kind and kind not in WITHOUT_PARAMETERS:
-                        matches.append(f"[{index}]")
-    return [f".module{part}" if is_wrapped else part for part in matches] if len(matches) > 1 else []
+    enclosing = next((node for node in script.parents(place) if isinstance(node, ast.ClassDef)), None)
+    if model == "self" and enclosing:
+        names = [f".{name}" for name in parts_of_class(script, enclosing)]
+        return names if len(names) > 1 else []
+    for call, is_wrapped in constructions(script, model, place):
+        kind = last_part(called(call))
+        names = []
+        if kind in classes:
+            names = [f".{part}" for part in parts_of_class(script, classes[kind])]
+        elif kind == "Sequential":
+            for index, layer in enumerate(call.args):
+                layer_kind = last_part(called(layer)) if isinstance(layer, ast.Call) else ""
+                if layer_kind and layer_kind not in WITHOUT_PARAMETERS:
+                    names.append(f"[{index}]")
+        if len(names) > 1:
+            return [f".module{name}" if is_wrapped else name for name in names]
+    return []
 
 
+@cached
 def models(script: Script) -> list[str]:
     """The names of models: of each module that the script builds, switches between modes or takes parameters of."""
     names: list[str] = []

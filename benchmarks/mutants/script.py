@@ -172,5 +172,14 @@ class Script:
 
     def walk(self, *kinds: type[ast.AST], inside: ast.AST | None = None) -> Iterator[ast.AST]:
         """All nodes of the given kinds, in the order of the text; `inside` limits them to a part of the tree."""
-        nodes = [node for node in ast.walk(inside or self.tree) if isinstance(node, kinds)]
-        return iter(sorted(nodes, key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))))
+        if inside is None or inside is self.tree:
+            return (node for node in self._nodes if isinstance(node, kinds))
+        return iter(sorted((node for node in ast.walk(inside) if isinstance(node, kinds)), key=_position))
+
+    @functools.cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return sorted(ast.walk(self.tree), key=_position)
+
+
+def _position(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
