@@ -16,7 +16,8 @@ from repository import DOCUMENTS, ROOT
 
 GENERATED = {"benchmarks.md", "public-programs.md", "sdc-detection.md"}
 """Pages that benchmarks write: half of their words are names and reasons from the data. `docs/findings` and
-`docs/reference` are written by docs/generate.py from texts that are linted where they stand."""
+`docs/reference` are written by docs/generate.py from texts that are linted where they stand; see `notes_texts` for the
+notes on findings."""
 PAGES = tuple(
     path
     for path in DOCUMENTS
@@ -26,6 +27,8 @@ PAGES = tuple(
         and path.name not in GENERATED
     )
 )
+NOTES = "<!-- notes: begin; write here, `make docs` keeps it -->\n"
+"""The mark of docs/generate.py before the part of a page that people write."""
 MAX_WORDS = 30
 """The longest sentence that passes. Write for 22 words; 30 leaves room for lists of names."""
 OPENERS = ("What", "Who", "Of", "Where", "Nothing")
@@ -201,3 +204,11 @@ def page_texts() -> Iterator[tuple[str, str]]:
     """The pages that people write and read, by path."""
     for path in PAGES:
         yield Path(path).relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def notes_texts() -> Iterator[tuple[str, str]]:
+    """The notes on each finding, by path; empty lines stand for the generated part of a page."""
+    for path in sorted((ROOT / "docs" / "findings").glob("*.md")):
+        generated, mark, notes = path.read_text(encoding="utf-8").partition(NOTES)
+        if mark:
+            yield path.relative_to(ROOT).as_posix(), "\n" * (generated + mark).count("\n") + notes

@@ -13,6 +13,7 @@ from repository import DOCUMENTS, MODULES, ROOT, blocks, commands, shown_path
 from typer.main import get_command
 
 from traincheck.cli.main import app
+from traincheck.diagnoses.catalogue import topics
 
 GROUP: Any = get_command(app())
 ELSEWHERE = re.compile(r"(?<![\w.])/(?:root|Users|work|mnt|home/(?!me/))/?\w")
@@ -87,6 +88,15 @@ def test_every_slug_is_explained() -> None:
     assert set(sections) == set(slugs)
     for slug, section in sections.items():
         assert "never raised by itself" in section or "*Cure:*" in section, f"{slug} has no cure"
+
+
+def test_every_finding_has_notes_with_valid_code() -> None:
+    for slug in (entry.slug for group in topics().values() for entry in group):
+        path = ROOT / "docs" / "findings" / f"{slug}.md"
+        notes = generator().notes_in(path)
+        assert notes.strip(), f"write notes in {shown_path(path)}"
+        for code in re.findall(r"^```python\n(.*?)^```$", notes, re.MULTILINE | re.DOTALL):
+            compile(code, shown_path(path), "exec")
 
 
 def test_every_error_stands_in_the_tree() -> None:

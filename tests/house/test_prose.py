@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from prose import diagnosis_texts, help_texts, lint, page_texts, sentences
+from prose import diagnosis_texts, help_texts, lint, notes_texts, page_texts, sentences
 
-TEXTS = dict(page_texts())
+TEXTS = {**dict(page_texts()), **dict(notes_texts())}
 
 
 @pytest.mark.parametrize("name", TEXTS)

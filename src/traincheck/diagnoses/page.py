@@ -45,7 +45,8 @@ def _lines(entry: Diagnosis) -> Iterator[str]:
 
 def _lower(sentence: str) -> str:
     first = sentence.partition(" ")[0]
-    return sentence if first.isupper() or first == "TrainCheck" else sentence[:1].lower() + sentence[1:]
+    is_name = (first.isupper() and len(first) > 1) or first == "TrainCheck"
+    return sentence if is_name else sentence[:1].lower() + sentence[1:]
 
 
 def _rules(entry: Diagnosis) -> Iterator[str]:

@@ -13,7 +13,7 @@ DIAGNOSIS = Diagnosis(
     priority=11,
     priority_reason="Wrong data or a wrong mode explain it.",
     example="""\
-scores = model(batch).squeeze()  # drops the batch dimension of a single sample
+scores = model(batch)[mask]  # fewer rows than labels
 """,
     former_titles=("A result has another size than what it was made from",),
 )

@@ -18,6 +18,8 @@ DIAGNOSIS = Diagnosis(
     priority=2,
     priority_reason="Different data on the ranks can explain it.",
     example="""\
-model = DistributedDataParallel(net, broadcast_buffers=False)
+if step % 100 == 0:  # in all other steps, each rank has its own statistics
+    for buffer in net.buffers():
+        dist.broadcast(buffer, src=0)
 """,
 )

@@ -18,7 +18,7 @@ DIAGNOSIS = Diagnosis(
     priority_reason="Ranks that skip a collective explain it.",
     example="""\
 capacity = int(tokens.shape[0] * 1.25)  # differs between ranks
-dist.all_to_all_single(output, tokens[:capacity])
+dist.send(tokens[:capacity], dst=1)
 """,
     former_titles=("Ranks exchange blocks that do not fit together",),
 )
