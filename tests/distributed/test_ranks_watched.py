@@ -35,7 +35,7 @@ def test_what_is_found_of_several_ranks_is_seen_from_elsewhere_while_they_train(
         run.kill()
         watch.kill()
     assert "2 ranks" in watch.out and watch.out.count(": Gradients of replicas differ between ranks") == 1
-    assert "no sign of life" not in watch.out
+    assert "no heartbeat" not in watch.out
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_a_hanging_rank_is_reported_as_silent_while_the_other_goes_on(home: Path
     watch, run = Running(home, "watch", "hanging", "--heartbeat-timeout", "15"), Running(home, *words)
     try:
         os.kill(process_of_rank(home / "hanging", 1), signal.SIGSTOP)  # the heart of rank 0 goes on beating
-        until(lambda: "rank 1 has given no sign of life for" in watch.out)
+        until(lambda: "rank 1 has sent no heartbeat for" in watch.out)
         assert watch.process.poll() is None
     finally:
         run.kill()

@@ -82,7 +82,7 @@ def test_the_guide_does_what_it_says(project: Path, monkeypatch: pytest.MonkeyPa
     output = run(project, line)
     for tracker in ("tensorboard", "wandb", "mlflow"):
         assert f"tracked by {tracker}: " in output, output
-    assert "told once" not in output, output
+    assert "reported once" not in output, output
     _tensorboard(project / "runs" / "today" / "tensorboard")
     _wandb(project)
 

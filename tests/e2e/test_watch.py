@@ -111,7 +111,7 @@ def test_a_killed_run_is_reported_as_silent_and_then_as_killed(home: Path, start
     watch = start("watch", "run", "--heartbeat-timeout", "2")
     watch.says("step 20")
     run.kill()
-    watch.says("rank 0 has given no sign of life for")
+    watch.says("rank 0 has sent no heartbeat for")
     until(lambda: "the run is taken for killed" in watch.out)
     assert watch.ends() == 0
 
@@ -150,7 +150,7 @@ def test_a_webhook_that_fails_and_hangs_concerns_no_training(home: Path, start: 
         assert finding["finding"]["step"] == 10 and finding["run"]["script"] == "train.py"
         assert any("exit code 0" in text for text in receiver.texts())
     assert run.out == plain(home, "bad")
-    assert "was not taken by the webhook at http://127.0.0.1" in run.err and "secret" not in run.err
+    assert "could not be delivered to the webhook at http://127.0.0.1" in run.err and "secret" not in run.err
     for file in (home / "run").rglob("*"):
         assert b"secret" not in file.read_bytes()
 

@@ -12,10 +12,10 @@ import pytest
 
 from alert_receivers import receiving
 from fake_ranks import wait_for
-from traincheck.reporting.alerts import alert_queue as couriers
+from traincheck.reporting.alerts import alert_queue
 from traincheck.reporting.alerts import command as commands
 from traincheck.reporting.alerts.alert import Alert, of_end, of_finding, of_silence
-from traincheck.reporting.alerts.alert_queue import Courier, Undelivered
+from traincheck.reporting.alerts.alert_queue import AlertQueue, Undelivered
 from traincheck.reporting.alerts.alerts import Alerts
 from traincheck.reporting.alerts.command import Command
 from traincheck.reporting.alerts.webhook import Webhook
@@ -48,43 +48,43 @@ def test_an_alert_is_text_for_people_and_data_for_programs(finding: Finding) -> 
     }
     assert len(ids) == 1 and ids != {of_finding(replace(finding, step=4), STATUS).id}
     silent = of_silence(replace(STATUS, ranks=(RANK, replace(RANK, rank=1, state=SILENT, silent=75.0))))
-    assert "rank 1 has given no sign of life for 75 s" in silent.text
+    assert "rank 1 has sent no heartbeat for 75 s" in silent.text
     assert "exit code 137" in of_end(replace(STATUS, state=ENDED, exit_code=137)).text
-    assert "taken for killed" in of_end(replace(STATUS, state=KILLED)).text
+    assert "counts as killed" in of_end(replace(STATUS, state=KILLED)).text
 
 
 def test_a_webhook_that_fails_and_comes_back_gets_every_alert_once() -> None:
     messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 500
-        courier = Courier(Webhook(receiver.url), messages.append, first_delay=0.01)
+        queue = AlertQueue(Webhook(receiver.url), messages.append, first_delay=0.01)
         for number in range(5):
-            courier.put(alert(number))
+            queue.put(alert(number))
         wait_for(lambda: len(receiver.attempts) > 5)
         receiver.answer = 200
         wait_for(lambda: len(receiver.taken) == 5)
-        courier.close()
+        queue.close()
         assert sorted(alert["id"] for alert in receiver.taken) == ["0", "1", "2", "3", "4"]
         assert {headers["Idempotency-Key"] for headers in receiver.headers} == {"0", "1", "2", "3", "4"}
     assert (
         len(messages) == 2
-        and "HTTP status 500; it is tried again" in messages[0]
-        and "takes alerts again" in messages[1]
+        and "HTTP status 500; TrainCheck retries" in messages[0]
+        and "accepts alerts again" in messages[1]
     )
     assert "secret" not in "".join(messages)
 
 
 def test_a_webhook_that_hangs_keeps_nobody_waiting_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(couriers, "ATTEMPT", 0.2)
+    monkeypatch.setattr(alert_queue, "ATTEMPT", 0.2)
     messages: list[str] = []
     with receiving() as receiver:
         receiver.hangs.set()
-        courier = Courier(Webhook(receiver.url), messages.append, first_delay=0.01)
-        courier.put(alert(1))
+        queue = AlertQueue(Webhook(receiver.url), messages.append, first_delay=0.01)
+        queue.put(alert(1))
         wait_for(lambda: len(receiver.attempts) > 1)
         receiver.hangs.clear()
         wait_for(lambda: receiver.taken)
-        courier.close()
+        queue.close()
         assert [alert["id"] for alert in receiver.taken] == ["1"]
     assert "no answer in time" in messages[0]
 
@@ -93,10 +93,10 @@ def test_the_end_waits_a_little_and_tells_what_was_not_delivered() -> None:
     messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 503
-        courier = Courier(Webhook(receiver.url), messages.append)
-        courier.put(alert(1))
+        queue = AlertQueue(Webhook(receiver.url), messages.append)
+        queue.put(alert(1))
         wait_for(lambda: messages)
-        courier.close(seconds=0.3)
+        queue.close(seconds=0.3)
         assert receiver.attempts and not receiver.taken
     assert (
         "1 alert could not be delivered to the webhook at http://127.0.0.1:" in messages[-1] and "503" in messages[-1]
@@ -106,11 +106,11 @@ def test_the_end_waits_a_little_and_tells_what_was_not_delivered() -> None:
 def test_what_came_back_by_the_end_is_delivered_at_the_end() -> None:
     with receiving() as receiver:
         receiver.answer = 500
-        courier = Courier(Webhook(receiver.url), lambda message: None, first_delay=3600)
-        courier.put(alert(1))
+        queue = AlertQueue(Webhook(receiver.url), lambda message: None, first_delay=3600)
+        queue.put(alert(1))
         wait_for(lambda: receiver.attempts)
         receiver.answer = 200
-        courier.close(seconds=30)
+        queue.close(seconds=30)
         assert len(receiver.taken) == 1
 
 
@@ -118,15 +118,15 @@ def test_what_will_never_be_taken_is_given_up_at_once_and_the_next_is_tried() ->
     messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 404
-        courier = Courier(Webhook(receiver.url), messages.append)
-        courier.put(alert(1))
+        queue = AlertQueue(Webhook(receiver.url), messages.append)
+        queue.put(alert(1))
         wait_for(lambda: messages)
         receiver.answer = 200
-        courier.put(alert(2))
+        queue.put(alert(2))
         wait_for(lambda: receiver.taken)
-        courier.close()
+        queue.close()
         assert [alert["id"] for alert in receiver.attempts] == ["1", "2"]
-    assert "given up: it answered with HTTP status 404" in messages[0]
+    assert "dropped: it answered with HTTP status 404" in messages[0]
 
 
 def test_of_too_many_alerts_the_later_ones_are_left_out_and_counted() -> None:
@@ -140,13 +140,13 @@ def test_of_too_many_alerts_the_later_ones_are_left_out_and_counted() -> None:
             begun.set()
             go.wait(30)
 
-    courier = Courier(Slow(), messages.append)
-    courier.put(alert(0))
+    queue = AlertQueue(Slow(), messages.append)
+    queue.put(alert(0))
     begun.wait(30)
-    for number in range(1, couriers.MAX_WAITING + 7):
-        courier.put(alert(number))  # none of which waits
+    for number in range(1, alert_queue.MAX_WAITING + 7):
+        queue.put(alert(number))  # none of which waits
     go.set()
-    courier.close(seconds=30)
+    queue.close(seconds=30)
     assert messages == ["7 alerts could not be delivered to a slow one"]
 
 
@@ -233,10 +233,10 @@ def test_words_that_cannot_be_run_are_refused(text: str) -> None:
 def test_a_command_under_way_at_the_end_is_not_told_as_lost(tmp_path: Path) -> None:
     messages: list[str] = []
     text = "import time\nopen(__file__ + '.begun', 'w')\ntime.sleep(2)\nopen(__file__ + '.done', 'w')\n"
-    courier = Courier(Command(python(tmp_path, text)), messages.append)
-    courier.put(alert(1))
+    queue = AlertQueue(Command(python(tmp_path, text)), messages.append)
+    queue.put(alert(1))
     wait_for((tmp_path / "hook.py.begun").exists)
-    courier.close(seconds=0.05)
+    queue.close(seconds=0.05)
     assert messages == []
     wait_for((tmp_path / "hook.py.done").exists)
 
@@ -245,7 +245,7 @@ def test_each_finding_silence_and_end_is_told_once(some_report: Report) -> None:
     error, notice = some_report.findings
     for least, expected in (("error", 1), ("notice", 2)):
         with receiving() as receiver:
-            alerts = Alerts([Courier(Webhook(receiver.url), lambda message: None)], least)  # type: ignore[arg-type]
+            alerts = Alerts([AlertQueue(Webhook(receiver.url), lambda message: None)], least)  # type: ignore[arg-type]
             alerts.look([error, notice], STATUS)
             silent = replace(STATUS, ranks=(RANK, replace(RANK, rank=1, state=SILENT, silent=61.0)))
             for status in (silent, silent, STATUS, silent, replace(STATUS, state=ENDED, exit_code=0)):
@@ -268,9 +268,9 @@ def test_a_fault_of_a_carrier_does_not_end_the_thread() -> None:
                 raise KeyError("secret")
             taken.append(alert.id)
 
-    courier = Courier(Odd(), messages.append)
-    courier.put(alert(1))
-    courier.put(alert(2))
+    queue = AlertQueue(Odd(), messages.append)
+    queue.put(alert(1))
+    queue.put(alert(2))
     wait_for(lambda: taken)
-    courier.close()
+    queue.close()
     assert "KeyError" in messages[0] and "secret" not in messages[0]

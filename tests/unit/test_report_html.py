@@ -186,6 +186,6 @@ def test_lanes_lie_within_the_axis(some_report: Report) -> None:
 
 def test_ranks_stand_side_by_side(some_report: Report, clean_report: Report) -> None:
     text = " ".join(" ".join(Page(html_of(some_report, ())).texts).split())
-    assert "Ranks Steps Windows Recording Beside the others 0 120 650 ended gradients differ since step 5" in text
+    assert "Ranks Steps Windows Recording Agreement 0 120 650 ended gradients differ since step 5" in text
     assert "1 118 640 killed" in text and "Since step 5, gradients differ between ranks 0, 1" in text
     assert "side by side" not in html_of(clean_report, ())

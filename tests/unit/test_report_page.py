@@ -95,7 +95,7 @@ def test_a_finding_is_shown_with_files_pictures_evidence_and_the_command_that_mu
         "def train():",
         "Around the first violation",
         "traincheck mute Net.w",
-        "It is right so in this program",
+        "This behaviour is correct in this program",
     ):
         assert text in page.text
     assert "2 invariants behind this finding, and what they rest on" in page.text
@@ -108,9 +108,9 @@ def test_a_finding_is_shown_with_files_pictures_evidence_and_the_command_that_mu
 
 def test_a_page_says_what_was_watched_and_at_what_cost(some_report: Report, clean_report: Report) -> None:
     text = Page(html_of(some_report, ())).text
-    assert "Watched 44 of 120 steps; it took 0.9% of the run (optimizers 0.4%, " in text
+    assert "Watched 44 of 120 steps; this took 0.9% of the run (optimizers 0.4%, " in text
     assert "watching took 0.9% of the run" in text
-    assert "What watching took was not measured." in Page(html_of(clean_report, ())).text
+    assert "The cost was not measured." in Page(html_of(clean_report, ())).text
 
 
 # -- several runs ------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_ends_are_told_apart() -> None:
     assert ending(state=ENDED, exit_code=1) == "the run ended with exit code 1"
     assert "rank 0 ended without a word" in ending(state=ENDED, exit_code=137, ranks=(killed,))
     assert "stopped by TrainCheck" in ending(state=ENDED, exit_code=1, stopped=True)
-    assert ending(state=KILLED, ranks=(killed,)) == "no sign of life for 12 min: the run is taken for killed"
+    assert ending(state=KILLED, ranks=(killed,)) == "no heartbeat for 12 min: the run counts as killed"
     assert "command that started them" in ending(state=KILLED, ranks=(replace(RANK, state=ENDED),))
     assert "deleted" in ending(state=DELETED)
 
@@ -90,7 +90,7 @@ def test_plain_lines_come_when_something_has_changed_or_time_has_passed(some_rep
     view.look([], replace(STATUS, state=ENDED, exit_code=0))
     lines = text.getvalue().splitlines()
     assert sum(line.startswith("train.py: step 1,200") for line in lines) == 5
-    assert "rank 0 has given no sign of life for 61 s: killed, or the host is gone or hangs" in lines
+    assert "rank 0 has sent no heartbeat for 61 s: killed, or the host is gone or hangs" in lines
     assert "not read: process-0-7.json is garbled" in lines and lines[-1] == "the run ended with exit code 0"
 
 

@@ -1,4 +1,4 @@
-"""Trackers keep nobody waiting: one that fails, hangs or ends is told once; what is told arrives whole and in order."""
+"""Trackers never delay a run: one that fails, hangs or ends is reported once. Messages arrive complete and in order."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_is_told_arrives_whole_and_in_order(project: Path, some_report: Rep
     [
         ("Unwilling", "OSError: no login"),
         ("Failing", "ValueError: no such table"),
-        ("Ending", "its process has ended, and nothing more is told there"),
+        ("Ending", "the tracker's process has ended; nothing more is logged there"),
         ("Missing", "AttributeError: module 'noted' has no attribute 'Missing'"),
     ],
 )
@@ -136,7 +136,7 @@ def test_trouble_is_told_once(project: Path, some_report: Report, kind: str, rea
     messages: list[str] = []
     assert followed(project, kind, some_report, messages) < 1
     assert [message for message in messages if "tracked by" not in message] == [
-        f"--track noted: {reason} (told once; the run is not concerned)"
+        f"--track noted: {reason} (reported once; the run is not affected)"
     ]
     closed = [note[0] for note in noted(project)][-1:] == ["close"]
     assert closed == (kind == "Failing")  # one that takes no findings may take the report
@@ -147,7 +147,7 @@ def test_one_that_hangs_is_ended(project: Path, some_report: Report, monkeypatch
     monkeypatch.setattr(trackings, "AT_THE_END", 3.0)
     messages: list[str] = []
     assert followed(project, "Hanging", some_report, messages) < 1
-    assert sum("gives no answer, and is given up" in message for message in messages) == 1
+    assert sum("does not answer and was stopped" in message for message in messages) == 1
     (process,) = (int(str(note[1])) for note in noted(project) if note[0] == "hangs")
     wait_for(lambda: not Path(f"/proc/{process}").exists() or sys.platform != "linux")
 

@@ -13,20 +13,22 @@ from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.ranks import rank_numbers, ranks_that_differ
 
 MAX_LABELS = 24
-"""Rows and columns of a matrix; ranks that hold the same in everything share one where there are more."""
+"""Maximum rows and columns of a matrix. With more ranks, ranks with equal values share a row."""
 
-AGREEMENT = Aspect("beside the others", (State("as most", FAINT), State("differs", WRONG)))
+AGREEMENT = Aspect("agreement", (State("agrees", FAINT), State("differs", WRONG)))
 
 MAX_VALUES = 512
-"""Values of a rank in a step that are compared: of a large model enough to tell who agrees with whom."""
+"""Values of a rank in a step that are compared: enough to show which ranks of a large model agree."""
 
 _Held = dict[tuple[str, str], int]
-"""What a rank holds in a step: by thing and variable, a digest of the content."""
+"""The digests of a rank's values in a step, by quantity and variable."""
 
 
 def held(windows: Iterable[Window], finding: Finding, rule: Invariant | None) -> dict[int, _Held]:
-    """By training step, what a rank holds of that which a finding is about: the thing that its rule compares, or where
-    that is not known its variables. Of calls, say, a rank holds nothing."""
+    """Return by training step the rank's values for a finding: the quantity of its rule, or its variables.
+
+    Empty for findings about other events, such as calls.
+    """
     by_step: dict[int, _Held] = {}
     variables = set(finding.variables)
     for window in windows:
@@ -43,7 +45,7 @@ def held(windows: Iterable[Window], finding: Finding, rule: Invariant | None) ->
 
 
 def agreement(by_rank: Mapping[int, Mapping[int, _Held]], step: int) -> Agreement | None:
-    """Which ranks hold the same in `step`, where at least two of them tell what they hold; None where they do not."""
+    """Return which ranks hold equal values in `step`, or None if fewer than two ranks recorded values."""
     by_rank_now = {rank: of[step] for rank, of in sorted(by_rank.items()) if of.get(step)}
     if len(by_rank_now) < 2:
         return None
@@ -53,15 +55,17 @@ def agreement(by_rank: Mapping[int, Mapping[int, _Held]], step: int) -> Agreemen
         groups.setdefault(rank if alone else tuple(sorted(of_rank.items())), []).append(rank)
     leaders = [(rank_numbers(ranks), by_rank_now[ranks[0]]) for ranks in list(groups.values())[:MAX_LABELS]]
     keys = {key for _, of_rank in leaders for key in of_rank}
-    things = sorted({QUANTITIES.get(quantity, quantity.replace(".", " ").replace("_", " ")) for quantity, _ in keys})
+    quantities = sorted(
+        {QUANTITIES.get(quantity, quantity.replace(".", " ").replace("_", " ")) for quantity, _ in keys}
+    )
     shared = tuple(
         tuple(sum(mine.get(key) == theirs.get(key) for key in keys) for _, theirs in leaders) for _, mine in leaders
     )
-    return Agreement(step, " and ".join(things), tuple(label for label, _ in leaders), len(keys), shared)
+    return Agreement(step, " and ".join(quantities), tuple(label for label, _ in leaders), len(keys), shared)
 
 
 def of_ranks(by_rank: Mapping[int, Mapping[int, _Held]], mark: int) -> History | None:
-    """In which of the steps each rank held the same as most of the others; None where no step tells."""
+    """Return in which steps each rank agreed with most others, or None if no step has values."""
     steps = {step for of in by_rank.values() for step, values in of.items() if values}
     if len(by_rank) < 2 or not steps:
         return None

@@ -15,7 +15,7 @@ from traincheck.errors import BadOption, OutputError, PluginError, TrainCheckErr
 from traincheck.options import OPTIONS
 
 if TYPE_CHECKING:
-    from traincheck.reporting.alerts.alert_queue import Carrier
+    from traincheck.reporting.alerts.alert_queue import Channel
     from traincheck.reporting.metrics.prometheus import Prometheus
     from traincheck.reporting.trackers.tracking import Tracking
     from traincheck.runtime.run_monitor import Receiver, RunMonitor
@@ -88,14 +88,14 @@ def receivers(config: Config) -> list[Receiver]:
 
 
 def _alerts(config: Config) -> Receiver:
-    from traincheck.reporting.alerts.alert_queue import Courier
+    from traincheck.reporting.alerts.alert_queue import AlertQueue
     from traincheck.reporting.alerts.alerts import Alerts
 
-    couriers = [Courier(_carrier(config, text), remark) for text in config.alerts]
-    return Alerts(couriers, "notice" if config.fail_on == "notice" else "error")
+    queues = [AlertQueue(_channel(config, text), remark) for text in config.alerts]
+    return Alerts(queues, "notice" if config.fail_on == "notice" else "error")
 
 
-def _carrier(config: Config, text: str) -> Carrier:
+def _channel(config: Config, text: str) -> Channel:
     """The webhook of an address, else the command."""
     from traincheck.reporting.alerts.command import Command
     from traincheck.reporting.alerts.webhook import Webhook

@@ -1,1 +1,1 @@
-"""Sinks: tell a report to people and to programs. They know what a report says, and not how it came about."""
+"""Sinks write reports for people and for programs. They depend on the contents of a report only."""

@@ -1,4 +1,4 @@
-"""The book, told: what `traincheck show` prints."""
+"""Print a book for `traincheck show`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traincheck.vocab.invariant import ERROR, Conjunction, Invariant
 
 
 def selected(invariants: Iterable[Invariant], text: str = "") -> tuple[Invariant, ...]:
-    """The invariants in which every word of `text` occurs, in their order.
+    """Return the invariants that contain every word of `text`, in their order.
 
     TrainCheck searches the id, the sentence, relation and severity, subject and property, the precondition, the scripts
     and the mute, in upper and lower case.
@@ -30,7 +30,7 @@ def _searched_text(rule: Invariant) -> str:
 
 
 def book_data(invariants: Iterable[Invariant]) -> list[dict[str, object]]:
-    """The invariants as plain data, with the names that the lines of a book have."""
+    """Return the invariants as plain data, with the keys of a book file."""
     return [
         {
             "id": rule.id,
@@ -61,7 +61,7 @@ def _conjunction_data(clauses: Conjunction) -> list[dict[str, object]]:
 
 
 def book_view(invariants: Sequence[Invariant]) -> RenderableType:
-    """The invariants as a person reads them: by relation, then by subject, each a sentence and what it rests on."""
+    """Return the invariants for people: by relation, then by subject, each with a sentence and its support."""
     if not invariants:
         return Text("No invariant fits.", "yellow")
     parts: list[RenderableType] = []

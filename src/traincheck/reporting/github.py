@@ -1,4 +1,4 @@
-"""GitHub Actions: findings as annotations at their lines, and the summary of the job.
+"""Show findings in GitHub Actions as annotations of code lines, and in the summary of the job.
 
 Source: GitHub Docs, "Workflow commands for GitHub Actions".
 """
@@ -20,14 +20,14 @@ from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.invariant import ERROR
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
-"""The variable that names the file to which a step appends its part of the summary."""
+"""The environment variable with the summary file of a step."""
 
 MOST = 10
-"""Annotations of a level that GitHub shows of a step; further ones would only be found in its log."""
+"""Annotations per level that GitHub shows for a step; further ones appear only in its log."""
 
 
 class GitHubSink:
-    """Writes a workflow command for each finding, and appends Markdown to the summary of the job where there is one.
+    """Writes a workflow command for each finding, and appends Markdown to the summary of the job, if there is one.
 
     GitHub reads commands on both streams. They go to stderr, for stdout may be the program's; with `-` to stdout.
     """
@@ -41,12 +41,12 @@ class GitHubSink:
         self._target = target
 
     def open(self, run: Mapping[str, object]) -> None:
-        """See to it that the summary can be written. Raises OutputError."""
+        """Check that the summary can be written. Raises OutputError."""
         if summary := os.environ.get(SUMMARY):
             may_write(summary)
 
     def show(self, finding: Finding) -> None:
-        """Nothing: the report of `close` holds every finding."""
+        """Do nothing: the report of `close` holds every finding."""
 
     def close(self, report: Report) -> None:
         """Write the commands, and append to the summary. Raises OutputError."""
@@ -62,7 +62,7 @@ class GitHubSink:
 
 
 def commands(report: Report) -> Iterator[str]:
-    """The workflow commands that tell the report, a line each; none for a run in which nothing wrong was found."""
+    """Return the workflow commands for a report, one per line; none for a run without findings."""
     shown = {True: 0, False: 0}
     for finding in report.findings:
         grave = finding.severity == ERROR
@@ -84,7 +84,7 @@ def _command(finding: Finding) -> str:
 
 
 def _data(text: str) -> str:
-    """As GitHub's own toolkit escapes a message: in one line."""
+    """Escape a message like GitHub's own toolkit, as one line."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -1,4 +1,4 @@
-"""The JSON report: the versioned interface of a check for programs."""
+"""Write and read the JSON report, the versioned interface for programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Version(msgspec.Struct):
 
 
 class JsonSink(Document):
-    """Writes the JSON report when the run is over."""
+    """Writes the JSON report after the run."""
 
     name = "json"
     file = "traincheck.json"
@@ -45,15 +45,15 @@ class JsonSink(Document):
 
 
 def write_json(report: Report, path: PathLike) -> None:
-    """Writes the JSON report of version `REPORT_VERSION` to `path`, whole or not at all. Raises OutputError."""
+    """Write the JSON report of version `REPORT_VERSION` to `path`, whole or not at all. Raises OutputError."""
     write_whole(path, json_of(report).encode())
 
 
 def json_of(report: Report) -> str:
-    """The JSON report as text, indented, ending with a line break.
+    """Return the JSON report as indented text that ends with a line break.
 
-    A value in `run` that JSON does not know is written as its text, a number that is not finite as null, and a
-    character that UTF-8 cannot hold (file names may) is written out.
+    A value in `run` without a JSON type becomes its text, a number that is not finite becomes null. A character that
+    UTF-8 cannot encode (file names may contain some) is escaped.
     """
     document = _Document(
         version=report.version,
@@ -66,29 +66,29 @@ def json_of(report: Report) -> str:
         divergences=report.divergences,
         cost=report.cost,
     )
-    return json_text(msgspec.json.format(msgspec.json.encode(tellable(document)), indent=2).decode()) + "\n"
+    return json_text(msgspec.json.format(msgspec.json.encode(jsonable(document)), indent=2).decode()) + "\n"
 
 
-def tellable(value: object) -> Any:
-    """`value` (a finding, a status) as JSON can tell it: dicts, lists, texts and numbers, as `json_of` has it."""
-    return _tellable(msgspec.to_builtins(value, enc_hook=str, str_keys=True))
+def jsonable(value: object) -> Any:
+    """Return `value` (a finding, a status) as dicts, lists, texts and numbers that JSON can hold."""
+    return _jsonable(msgspec.to_builtins(value, enc_hook=str, str_keys=True))
 
 
-def _tellable(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_tellable(key): _tellable(item) for key, item in value.items()}
+        return {_jsonable(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_tellable(item) for item in value]
+        return [_jsonable(item) for item in value]
     return value
 
 
 def read_json(path: PathLike) -> Report:
-    """The report in the file `path`.
+    """Return the report in the file `path`.
 
-    Raises ReportNotFound, ReportTooNew, and ReportUnreadable for anything that is not a whole report. Fields that this
-    version does not know are passed over.
+    Raises ReportNotFound, ReportTooNew, and ReportUnreadable for anything else that is not a complete report. Unknown
+    fields are ignored.
     """
     try:
         data = read_bounded(path)

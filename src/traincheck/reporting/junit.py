@@ -1,4 +1,4 @@
-"""JUnit XML: what Jenkins, GitLab, Azure and most other CI systems show as test results."""
+"""Write JUnit XML, which Jenkins, GitLab, Azure and most other CI systems show as test results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.invariant import ERROR, NOTICE
 
 FAILING = {"error": (ERROR,), "notice": (ERROR, NOTICE), "never": ()}
-"""By `--fail-on`: the severities that fail. Others are told as skipped, so that they can be seen and do no harm."""
+"""The failing severities for each value of `--fail-on`. Other findings are reported as skipped tests."""
 
 
 @dataclass(slots=True)
 class Element:
-    """An element of XML; a writer of our own, for the one of the standard library comes with a reader that expands what
-    strangers write. Texts and values must hold no character that XML cannot, which `_plain` sees to."""
+    """An XML element. The standard library's writer comes with a reader that expands untrusted entities, so this module
+    has its own. Texts and values must be valid in XML; `_plain` ensures this."""
 
     tag: str
     attrib: dict[str, str] = field(default_factory=dict)
@@ -28,12 +28,12 @@ class Element:
     children: list[Element] = field(default_factory=list)
 
     def add(self, tag: str, text: str = "", **attrib: str) -> Element:
-        """A new last child."""
+        """Append a child and return it."""
         self.children.append(Element(tag, attrib, text))
         return self.children[-1]
 
     def lines(self, indent: str = "") -> Iterator[str]:
-        """The element as text."""
+        """Return the element as text."""
         head = "".join([self.tag, *(f' {name}="{escape(value)}"' for name, value in self.attrib.items())])
         if self.children:
             yield f"{indent}<{head}>"
@@ -47,7 +47,7 @@ class Element:
 
 
 class JUnitSink(Document):
-    """One test case for each finding, and one for the invariants that held."""
+    """Return one test case for each finding, and one for the satisfied invariants."""
 
     name = "junit"
     file = "traincheck-junit.xml"
@@ -73,7 +73,7 @@ class JUnitSink(Document):
 
 
 def _named(report: Report) -> list[tuple[str, Finding]]:
-    """Findings with a name each: CI systems take test cases of one name for one."""
+    """Return findings with unique names, because CI systems merge test cases with equal names."""
     seen: Counter[str] = Counter()
     named = []
     for finding in report.findings:
@@ -95,7 +95,7 @@ def _case(finding: Finding, name: str, report: Report, failing: tuple[str, ...])
 
 
 def _of_invariants(report: Report) -> Element:
-    """That a run in which nothing could be judged has passed is never said."""
+    """Return the test case for the satisfied invariants; it never passes if no rule could be judged."""
     case = Element("testcase", {"classname": _classname(report), "name": "invariants hold"})
     if report.unjudged:
         case.add("skipped", message=_plain(phrases.headline(report)))
@@ -116,16 +116,16 @@ def _facts(report: Report) -> list[tuple[str, object]]:
 
 
 def _times(report: Report) -> dict[str, str]:
-    """When the run began and how long it took, where that is known."""
+    """Return the start and the duration of the run, if known."""
     try:
         began = datetime.fromisoformat(str(report.run["started"]))
         ended = datetime.fromisoformat(str(report.run["ended"]))
         taken = {"time": f"{(ended - began).total_seconds():.3f}"}
-    except (KeyError, ValueError, TypeError):  # not ended, or the words of a stranger
+    except (KeyError, ValueError, TypeError):  # not ended, or untrusted text
         return {}
     return {"timestamp": began.replace(tzinfo=None).isoformat(), **taken}
 
 
 def _plain(value: object) -> str:
-    """As one line without the characters that XML cannot hold."""
+    """Return one line without characters that are invalid in XML."""
     return phrases.plain(str(value))

@@ -1,4 +1,4 @@
-"""Markdown: a summary for people, as GitHub shows it of a job, or to paste into a pull request."""
+"""Write a Markdown summary for a GitHub job or a pull request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.invariant import ERROR
 
 ROWS, AT_LENGTH, REASONS = 50, 10, 10
-"""Findings in the table, those that are told at length, and reasons why something was not observed."""
+"""Maximum findings in the table, findings in full, and reasons for unobserved rules."""
 
 LONGEST = 2_000
-"""Characters of one text: GitHub takes a summary of one megabyte, and none of a larger one."""
+"""Characters of one text: GitHub rejects a summary above one megabyte."""
 
 
 class MarkdownSink(Document):
-    """Headline, a table of the findings, the first of them at length, and what was checked."""
+    """Writes a headline, a table of findings, the first findings in full, and the counts."""
 
     name = "markdown"
     file = "traincheck.md"
@@ -29,7 +29,7 @@ class MarkdownSink(Document):
 
 
 def markdown_of(report: Report) -> str:
-    """The report as Markdown (CommonMark with tables, as GitHub has it). All text of the report is escaped."""
+    """Return the report as GitHub-flavoured Markdown. All text of the report is escaped."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -75,7 +75,7 @@ _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 
 
 def escaped(text: str) -> str:
-    """`text` on one line and as text: nothing in it is a link, an element, an emphasis or the end of a cell.
+    """Return `text` on one line, escaped: it contains no link, element, emphasis or cell end.
 
     A backslash before a punctuation mark makes it one in CommonMark; what is meant for HTML is written as an entity,
     for a viewer that knows no backslashes.

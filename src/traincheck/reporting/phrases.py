@@ -1,4 +1,4 @@
-"""The words that every sink uses for the same thing."""
+"""Phrase the parts of a report as text, the same in every report format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def number(count: int, noun: str) -> str:
 
 
 def headline(report: Report) -> str:
-    """The verdict in one line. A run in which nothing could be judged is never called clean."""
+    """Return the verdict as one line. A run in which no rule could be judged is never called clean."""
     counts = report.counts
     severities = Counter(finding.severity for finding in report.findings)
     errors, notices = severities[ERROR], severities[NOTICE]
@@ -43,7 +43,7 @@ def headline(report: Report) -> str:
 
 
 def judged(counts: Counts) -> str:
-    """How many invariants were checked, and how they fared."""
+    """Return the number of checked invariants, and their verdicts."""
     parts = [
         f"{counts.passed + counts.violated:,} checked ({counts.passed:,} passed, {counts.violated:,} violated)",
         f"{counts.not_triggered:,} never triggered",
@@ -55,7 +55,7 @@ def judged(counts: Counts) -> str:
 
 
 def seen(counts: Counts) -> str:
-    """How much of the run was looked at."""
+    """Return how much of the run was observed."""
     text = (
         f"{number(counts.steps, 'step')} in {number(counts.windows, 'window')} of {number(counts.processes, 'process')}"
     )
@@ -65,32 +65,32 @@ def seen(counts: Counts) -> str:
 
 
 MAX_SOURCES = 3
-"""Sources that are named among those that watching took the time for."""
+"""Sources that the cost line names."""
 
 
 def cost(record: Cost) -> str:
-    """How many steps were watched, and which share of the run that took, on the program's threads and beside them."""
+    """Return the number of observed steps and the cost: on the program's threads and in the background."""
     text = f"watched {record.watched:,} of {number(record.steps, 'step')}"
     most = sorted(record.sources.items(), key=lambda entry: -entry[1])[:MAX_SOURCES]
     by_source = ", ".join(f"{source} {percent(record.share(seconds))}" for source, seconds in most)
     in_background = percent(record.share(sum(record.background.values())))
-    took = f"it took {percent(record.whole)} of the run{f' ({by_source})' if by_source else ''}"
-    return f"{text}; {took}, and {in_background} beside it"
+    took = f"this took {percent(record.whole)} of the run{f' ({by_source})' if by_source else ''}"
+    return f"{text}; {took}, plus {in_background} in the background"
 
 
 def cost_share(record: Cost) -> str:
-    """What watching took of the run, in a few words."""
+    """Return the cost as a short phrase."""
     return f"watching took {percent(record.whole)} of the run"
 
 
 def moment(value: object) -> str:
-    """A time in ISO 8601 to the minute, as people write it; any other text as it is."""
+    """Return an ISO 8601 time to the minute, in readable form; any other text unchanged."""
     text = str(value or "")
     return text[:16].replace("T", " ") if re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", text) else text
 
 
 def by_severity(report: Report) -> list[tuple[str, int]]:
-    """How many findings there are of each severity, in the order of the findings."""
+    """Return the number of findings by severity, in the order of the findings."""
     return list(Counter(finding.severity for finding in report.findings).items())
 
 
@@ -101,41 +101,41 @@ def percent(share: float) -> str:
 
 
 def steps(finding: Finding) -> str:
-    """The step of a finding, or the first and the last: `3` or `3-120`."""
+    """Return the step of a finding, or its first and last step: `3` or `3-120`."""
     return str(finding.step) if finding.last_step <= finding.step else f"{finding.step}-{finding.last_step}"
 
 
 def ranks_of(finding: Finding) -> str:
-    """The ranks that a finding is about, as a column of a table has them: `1`, `0, 1`, `1 of 4`."""
+    """Return the ranks of a finding for a table column: `1`, `0, 1`, `1 of 4`."""
     numbers = rank_numbers(finding.ranks or (finding.rank,))
     return f"{numbers} of {finding.compared:,}" if finding.differing.is_minority else numbers
 
 
 def about_ranks(finding: Finding) -> str:
-    """The same in words: `rank 1`, `between ranks 0, 1`, `rank 1 of 4 deviates`."""
+    """Return the ranks of a finding in words: `rank 1`, `between ranks 0, 1`, `rank 1 of 4 deviates`."""
     return differing_text(finding.differing) if finding.compared else named_ranks(finding.ranks or (finding.rank,))
 
 
 def differing_text(differing: DifferingRanks) -> str:
-    """Which ranks differ; where most do, it is told between which."""
+    """Return which ranks differ, or between which ranks there is a difference if most differ."""
     if differing.is_minority:
         return f"{named_ranks(differing.ranks)} of {differing.compared:,} deviate{'s' * (len(differing.ranks) == 1)}"
     return f"between {named_ranks(differing.ranks)}"
 
 
 def divergence_text(divergence: Divergence) -> str:
-    """The first divergence of the ranks of a job."""
+    """Return the first divergence of the ranks of a job in words."""
     differing = divergence.differing
     return f"since step {divergence.step:,}, {divergence.what}{':' * differing.is_minority} {differing_text(differing)}"
 
 
 def recording(state: RankState) -> str:
-    """How the recording of a rank came to its end."""
+    """Return how the recording of a rank ended."""
     return f"{state.end} at step {state.recorded:,}" if state.end == STOPPED else state.end
 
 
-def beside_others(state: RankState) -> str:
-    """What was found of a rank and the others side by side."""
+def agreement(state: RankState) -> str:
+    """Return whether a rank agrees with the other ranks, or since when it differs."""
     if state.apart is not None:
         return f"{state.what} since step {state.apart:,}"
     if state.compared is None:
@@ -144,29 +144,29 @@ def beside_others(state: RankState) -> str:
 
 
 def titled(finding: Finding) -> str:
-    """The title and the diagnosis: `Gradients are not cleared between steps [gradients-not-cleared]`."""
+    """Return the title and the diagnosis: `Gradients are not cleared between steps [gradients-not-cleared]`."""
     return f"{finding.title} [{finding.diagnosis}]" if finding.diagnosis else finding.title
 
 
 def read_more(finding: Finding) -> str:
-    """The command that explains the diagnosis of a finding; empty where none is known."""
+    """Return the command that explains the diagnosis of a finding, or an empty text."""
     return f"traincheck explain {finding.diagnosis}" if finding.diagnosis else ""
 
 
 def sentence(text: str) -> str:
-    """`text` with a capital letter at its start."""
+    """Return `text` with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def listed(items: Sequence[str], most: int) -> str:
-    """The first `most` items and how many there are beyond them. One item beyond is told as well: it costs no more."""
+    """Return the first `most` items and the number of further ones. A single further item is listed, too."""
     shown = len(items) if len(items) == most + 1 else most
-    beyond = len(items) - shown
-    return ", ".join(items[:shown]) + (f" and {beyond:,} more" if beyond > 0 else "")
+    rest = len(items) - shown
+    return ", ".join(items[:shown]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def support(evidence: Support) -> str:
-    """What an invariant rests on."""
+    """Return the support of an invariant in words."""
     return (
         f"{number(evidence.occasions, 'occasion')} in {number(evidence.steps, 'step')}, "
         f"{number(evidence.runs, 'run')}, {number(evidence.scripts, 'script')}"
@@ -174,12 +174,12 @@ def support(evidence: Support) -> str:
 
 
 def confidence(value: float) -> str:
-    """Three digits, cut and not rounded: what is not certain never reads 1.000."""
+    """Return three digits, truncated, so that an uncertain rule never shows 1.000."""
     return f"{math.floor(value * 1000) / 1000:.3f}"
 
 
 def shortened(path: str, most: int) -> str:
-    """`path` with its first folders left out where it is longer than `most` characters; the file's name stays whole."""
+    """Return `path` without its first folders if it is longer than `most` characters. The file name stays whole."""
     if len(path) <= most:
         return path
     parts = path.replace("\\", "/").split("/")
@@ -189,23 +189,23 @@ def shortened(path: str, most: int) -> str:
 
 
 def in_full(report: Report) -> str:
-    """`steps 11-15 were recorded in full`, empty where nothing was told beyond what was asked for."""
+    """Return `steps 11-15 were recorded in full`, or an empty text if there are no such steps."""
     full: Any = report.run.get("full", ())
     spans = [f"{first}-{last}" if first != last else str(first) for first, last in full]
     return f"steps {', '.join(spans)} were recorded in full" if spans else ""
 
 
 def recorded(report: Report) -> str:
-    """`the recording holds 74 of 10,000 steps`, empty where it holds all that were watched."""
+    """Return `the recording holds 74 of 10,000 steps`, or an empty text if it holds all observed steps."""
     steps_kept: Any = report.run.get("recorded", ())
     if not steps_kept:
         return ""
     held, watched = steps_kept
-    return f"the recording holds {held:,} of {number(watched, 'step')} (--record all keeps each of them)"
+    return f"the recording holds {held:,} of {number(watched, 'step')} (--record all keeps all)"
 
 
 def in_lines(finding: Finding) -> list[str]:
-    """All that there is to say about a finding beside its title, a line each."""
+    """Return the details of a finding as lines, without its title."""
     where = steps(finding)
     lines = [f"step{'s' * ('-' in where)} {where}, {about_ranks(finding)}"]
     lines += [finding.cause] if finding.cause else []
@@ -217,4 +217,4 @@ def in_lines(finding: Finding) -> list[str]:
 
 
 MAX_VARIABLES = 8
-"""Variables of a finding that are named in a line; the JSON report has all of them."""
+"""Variables in the line of a finding; the JSON report has all."""

@@ -1,4 +1,4 @@
-"""The rows of the table that shows the ranks of a run side by side, the same in every report."""
+"""Build the table of ranks, the same in every report format."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from traincheck.vocab.ranks import MAX_NAMED, rank_numbers
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """A row: the numbers of its ranks as text, and what is to be said of each of them."""
+    """A row: the numbers of its ranks as text, and their common state."""
 
     ranks: str
     state: RankState
 
 
 def rank_rows(states: Sequence[RankState]) -> tuple[RankRow, ...]:
-    """A row for each rank; of jobs with more than `MAX_NAMED` ranks, one for all that differ in nothing."""
+    """Return a row for each rank. In jobs with more than `MAX_NAMED` ranks, equal ranks share a row."""
     sizes: dict[str, int] = {}
     for state in states:
         sizes[state.job] = sizes.get(state.job, 0) + 1
@@ -30,7 +30,7 @@ def rank_rows(states: Sequence[RankState]) -> tuple[RankRow, ...]:
 
 
 def job_names(states: Sequence[RankState]) -> dict[str, str]:
-    """A short name for each job: what its name has behind the words that all have. Empty where there is one job."""
+    """Return a short name for each job, without the common prefix of all names. Empty for one job."""
     names = list(dict.fromkeys(state.job for state in states))
     if len(names) < 2:
         return {}

@@ -1,4 +1,4 @@
-"""SARIF 2.1.0: findings as GitHub code scanning, editors and other tools for static analysis take them.
+"""Write SARIF 2.1.0 for GitHub code scanning, editors and other static analysis tools.
 
 Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0, errata 01.
 """
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from traincheck.diagnoses.catalogue import catalogue
 from traincheck.reporting import phrases
 from traincheck.reporting.base import Document
-from traincheck.reporting.json_report import tellable
+from traincheck.reporting.json_report import jsonable
 from traincheck.reporting.repository_paths import in_repository
 from traincheck.terminal_text import json_text
 from traincheck.version import __version__
@@ -25,15 +25,15 @@ from traincheck.vocab.invariant import ERROR
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "%SRCROOT%"
-"""What relative paths are relative to, as GitHub names it."""
+"""GitHub's name for the base of relative paths."""
 FINGERPRINT = "traincheck/v2"
-"""Version 1 was made of the title, version 2 is made of the diagnosis."""
+"""Version 1 uses the title, version 2 the diagnosis."""
 LONGEST = 60
-"""Characters of the title in the id of a rule, for reports without a diagnosis."""
+"""Characters of the title in a rule id, for reports without a diagnosis."""
 
 
 class SarifSink(Document):
-    """One result for each finding. The rule of a result is the diagnosis of the finding."""
+    """Writes one result for each finding. The rule of a result is the diagnosis of the finding."""
 
     name = "sarif"
     file = "traincheck.sarif"
@@ -56,11 +56,11 @@ class SarifSink(Document):
             "properties": {"verdict": report.verdict, "headline": phrases.headline(report)},
         }
         log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-        return json_text(json.dumps(tellable(log), indent=2, ensure_ascii=False)) + "\n"
+        return json_text(json.dumps(jsonable(log), indent=2, ensure_ascii=False)) + "\n"
 
 
 def _rule(name: str, finding: Finding) -> dict[str, Any]:
-    """A rule in the words of the catalogue, or of its first finding if the catalogue does not have it."""
+    """Return a rule in the words of the catalogue, or of its first finding if the catalogue has no entry."""
     entry = catalogue().get(finding.diagnosis)
     title, problem, advice = finding.title, finding.cause, finding.advice
     if entry is not None:
@@ -79,7 +79,7 @@ def _rule(name: str, finding: Finding) -> dict[str, Any]:
 
 
 def rule_id(finding: Finding) -> str:
-    """The slug of the diagnosis; the title in the form of a slug in reports of older versions."""
+    """Return the slug of the diagnosis, or for reports of older versions the title as a slug."""
     return phrases.plain(finding.diagnosis) or slug_of(finding.title)
 
 
@@ -114,7 +114,7 @@ def _result(finding: Finding, rule_ids: list[str], report: Report) -> dict[str, 
 
 
 def _locations(finding: Finding, report: Report) -> list[dict[str, Any]]:
-    """Where it is; of what has no place of its own the script that was run, for GitHub takes no result without one."""
+    """Return the location of a finding, or the script: GitHub rejects results without a location."""
     if finding.site is not None:
         function = phrases.plain(finding.site.function)
         named = {"logicalLocations": [{"fullyQualifiedName": function, "kind": "function"}]} if function else {}
@@ -133,7 +133,7 @@ def _physical(file: str, line: int) -> dict[str, Any]:
 
 
 def _invocation(report: Report) -> dict[str, Any]:
-    """That TrainCheck did its work, and what it could not see."""
+    """Return the execution status, with notifications about unobserved rules."""
     notes: list[dict[str, Any]] = [
         {"level": "note", "message": _message(f"not observed: {reason}{_times(times)}")}
         for reason, times in Counter(report.not_observed).most_common()
@@ -144,11 +144,11 @@ def _invocation(report: Report) -> dict[str, Any]:
 
 
 _MEANS_SOMETHING = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": "}}"})
-"""In a message: brackets would make a link, braces a placeholder (sections 3.11.5 and 3.11.6 of the standard)."""
+"""Characters to escape in a message: brackets make links, braces placeholders (SARIF 3.11.5 and 3.11.6)."""
 
 
 def _message(*lines: str) -> dict[str, str]:
-    """A message of these lines, in which all of it is text."""
+    """Return a message of these lines as plain text."""
     return {"text": "\n".join(phrases.plain(line) for line in lines).translate(_MEANS_SOMETHING)}
 
 

@@ -1,4 +1,4 @@
-"""The words in which the status of a run is told."""
+"""Phrase the status of a run as text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def share(value: float | None) -> str:
 
 
 def findings_text(status: RunStatus) -> str:
-    """`2 errors, 1 notice`, or `nothing found`; of a run that is recorded only, that."""
+    """Return `2 errors, 1 notice`, `nothing found`, or that the run is only recorded."""
     if status.mode == "collect":
         return "recorded, not checked"
     counts = [
@@ -47,7 +47,7 @@ def findings_text(status: RunStatus) -> str:
 
 
 def line(status: RunStatus) -> str:
-    """How the run fares, in one line."""
+    """Return the status of the run as one line."""
     if status.state == WAITING:
         return f"{phrases.plain(status.folder)} is not there yet, or empty"
     if not status.ranks:
@@ -66,22 +66,22 @@ def line(status: RunStatus) -> str:
 
 
 def silence(ranks: tuple[RankStatus, ...]) -> str:
-    """Which ranks are silent, and since when."""
+    """Return which ranks are silent, and since when."""
     who = named_ranks(rank.rank for rank in ranks)
     have = "has" if len(ranks) == 1 else "have"
     least = min(rank.silent for rank in ranks)
-    return f"{who} {have} given no sign of life for {lasting(least)}: killed, or the host is gone or hangs"
+    return f"{who} {have} sent no heartbeat for {lasting(least)}: killed, or the host is gone or hangs"
 
 
 def ending(status: RunStatus) -> str:
-    """How the run came to its end."""
+    """Return how the run ended."""
     if status.state == DELETED:
-        return "the run folder was deleted; what is told is what was found until then"
+        return "the run folder was deleted; the result covers the time before"
     if status.state == KILLED and all(rank.state == ENDED for rank in status.ranks):
         return "all processes have ended, and the command that started them did not say so: it was killed"
     if status.state == KILLED:
         least = min((rank.silent for rank in status.ranks if rank.state != ENDED), default=0.0)
-        return f"no sign of life for {lasting(least)}: the run is taken for killed"
+        return f"no heartbeat for {lasting(least)}: the run counts as killed"
     if status.stopped:
         return "the run was stopped by TrainCheck (--on-violation stop)"
     killed = [rank.rank for rank in status.ranks if rank.state == KILLED]
@@ -91,7 +91,7 @@ def ending(status: RunStatus) -> str:
 
 
 def standing(rank: RankStatus) -> str:
-    """The state of a rank, in a word or two, and since when."""
+    """Return the state of a rank, and since when."""
     if rank.state == SILENT:
         return f"silent for {lasting(rank.silent)}"
     if rank.state == RESTING:

@@ -1,4 +1,4 @@
-"""Views of a run that goes on: a live table on a terminal, plain lines elsewhere, JSON lines for programs."""
+"""Show a running program: a live table on a terminal, plain lines elsewhere, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from rich.table import Table
 from rich.text import Text
 
 from traincheck.reporting import phrases, status_phrases
-from traincheck.reporting.json_report import tellable
+from traincheck.reporting.json_report import jsonable
 from traincheck.reporting.terminal import TerminalSink
 from traincheck.terminal_text import json_text
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.run_status import ENDED, RESTING, SILENT, TRAINING, RankStatus, RunStatus
 
 PLAIN_FIRST, PLAIN_EVERY = 2.0, 30.0
-"""Seconds between two plain lines about a run that goes on as before: at first, and after they have doubled."""
+"""Seconds between two plain lines about an unchanged run: at first, and at most. The interval doubles."""
 
 JSON_EVERY = 2.0
-"""Seconds between two status objects: as often as the run says something new of itself."""
+"""Seconds between two status objects, the interval at which a run updates its status."""
 
 ROWS = 20
-"""Ranks that are shown one by one: those that need a look, then the first ones."""
+"""Ranks that are shown individually: those with problems, then the first ones."""
 
 _STYLES = {TRAINING: "green", ENDED: "dim", SILENT: "bold red", RESTING: "yellow"}
 
 
 class JsonLines:
-    """One JSON object a line, given to `put`: of kind "finding" at once, of kind "status" now and then.
+    """Passes JSON lines to `put`: kind "finding" at once, kind "status" at intervals.
 
-    The first and the last status are always told, and so is each change of the state of the run or of a rank.
+    It always sends the first and the last status, and each change in the state of the run or of a rank.
     """
 
     def __init__(self, put: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
@@ -43,23 +43,23 @@ class JsonLines:
         self._notable_state: object = None
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Tell what is new."""
+        """Write new findings and, if due, the status."""
         for finding in findings:
-            self._put_line("finding", {"finding": tellable(finding)})
+            self._put_line("finding", {"finding": jsonable(finding)})
         notable = _notable_state(status)
         if notable != self._notable_state or self._now() >= self._next_line:
             self._notable_state, self._next_line = notable, self._now() + JSON_EVERY
-            self._put_line("status", tellable(status))
+            self._put_line("status", jsonable(status))
 
     def close(self) -> None:
-        """Nothing: every line stands by itself."""
+        """Do nothing: every line is complete."""
 
     def _put_line(self, kind: str, fields: dict[str, object]) -> None:
         self._put(json_text(json.dumps({"kind": kind, **fields}, ensure_ascii=False)))
 
 
 class PlainLines:
-    """Findings at length, and a line about the run when something has changed or some time has passed."""
+    """Prints findings in full, and a status line after a change or at intervals."""
 
     def __init__(self, console: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(highlight=False)
@@ -70,7 +70,7 @@ class PlainLines:
         self._notable_state: object = None
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Tell what is new."""
+        """Write new findings and, if due, the status."""
         for finding in findings:
             self._sink.show(finding)
         notable = _notable_state(status)
@@ -82,11 +82,11 @@ class PlainLines:
         self._console.file.flush()  # to a pipe, too, while the run goes on
 
     def close(self) -> None:
-        """Nothing: every line stands by itself."""
+        """Do nothing: every line is complete."""
 
 
 class LiveView:
-    """A table of the ranks that is kept current, with the findings above it."""
+    """Shows a live table of the ranks, with the findings above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -95,7 +95,7 @@ class LiveView:
         self._live.start()
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Show what is new."""
+        """Print new findings and update the table."""
         table = [_table(status)] if status.ranks else []
         self._live.update(Group(*(Text(line, "bold") for line in _lines(status)), *table))
         for finding in findings:
@@ -106,12 +106,12 @@ class LiveView:
                 self._console.print(Text(line), soft_wrap=True)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
         self._live.stop()
 
 
 def _notable_state(status: RunStatus) -> object:
-    """What is told at once when it changes."""
+    """Return the state whose change is reported at once."""
     odd = tuple((rank.rank, rank.process, rank.state) for rank in status.ranks if rank.state in (SILENT, RESTING))
     return status.state, bool(status.ranks), odd, status.unread
 

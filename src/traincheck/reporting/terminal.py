@@ -1,4 +1,4 @@
-"""The terminal: findings as they happen, and a summary at the end. It goes to stderr: stdout belongs to the program."""
+"""Print findings as they happen, and a summary at the end, to stderr. The program keeps stdout to itself."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from traincheck.vocab.finding import Divergence, Finding, Report, Site
 from traincheck.vocab.invariant import ERROR
 
 WIDEST = 120
-"""Longer lines are hard to read, however wide the terminal."""
+"""Maximum line width, because longer lines are hard to read."""
 
 LIVE_BLOCKS = 20
-"""Findings told at length while the program runs; the rest get one line, so that its own output is not drowned."""
+"""Findings printed in full while the program runs. Later findings get one line, so the program stays readable."""
 
 ROWS, REASONS, NAMES = 25, 6, 3
-"""How much of a table, a list of reasons and a list of names is told; the whole is in the reports."""
+"""Maximum rows of a table, reasons of a list, and names of a list. The report files hold all."""
 
 _LABEL, _WHERE, _NUMBERS, _SPANS = 12, 30, 12, 24
 _STYLES = {ERROR: "bold red", "notice": "bold yellow"}
 
 
 class TerminalSink:
-    """Tells findings live and sums them up. `reports` are the files that the other sinks write.
+    """Prints findings live, and a summary. `reports` are the files that the other sinks write.
 
-    Colours and links appear on a terminal only; where NO_COLOR is set, no colours do.
+    Colours and links appear only on a terminal. NO_COLOR disables colours.
     """
 
     def __init__(self, console: Console | None = None, reports: Sequence[PathLike] = ()) -> None:
@@ -46,12 +46,12 @@ class TerminalSink:
         self._shown = 0
 
     def open(self, run: Mapping[str, object]) -> None:
-        """One line that says what is checked."""
+        """Print one line with the checked script."""
         script = str(run.get("script") or "this run")
         self._print(Text(f"TrainCheck {__version__} checks {phrases.plain(script)}", "dim"))
 
     def show(self, finding: Finding) -> None:
-        """The finding as a block, set off by an empty line: a progress bar may stand in the last one."""
+        """Print the finding as a block after an empty line, because the last line may hold a progress bar."""
         self._shown += 1
         if self._shown <= LIVE_BLOCKS:
             self._print(Text("\n").append(finding_block(finding, self._width())))
@@ -59,7 +59,7 @@ class TerminalSink:
             self._print(_title(finding, self._width()))
 
     def close(self, report: Report) -> None:
-        """Verdict, findings, counts, what could not be observed, and where the reports are."""
+        """Print verdict, findings, counts, unobserved rules, and the paths of the reports."""
         width = self._width()
         self._console.print()
         self._print(_verdict(report))
@@ -72,7 +72,7 @@ class TerminalSink:
             self._console.print()
             self._console.print(Padding(_ranks_table(report), (0, 0, 0, 2)), width=width)
             for divergence in report.divergences:
-                self._print(_first_apart(divergence, report, width))
+                self._print(_divergence_text(divergence, report, width))
         self._console.print()
         self._print(_facts(report, self._reports, width))
 
@@ -80,12 +80,12 @@ class TerminalSink:
         return min(self._console.width, WIDEST)
 
     def _print(self, text: Text) -> None:
-        # Wrapped by us where it may be: a path that is broken over two lines can be neither clicked nor copied.
+        # TrainCheck wraps the text itself: a path broken over two lines cannot be clicked or copied.
         self._console.print(text, no_wrap=True, overflow="ignore", crop=False, highlight=False)
 
 
 def finding_block(finding: Finding, width: int = WIDEST) -> Text:
-    """All that there is to say about a finding, in lines of `width` where they can be broken."""
+    """Return all details of a finding, wrapped to `width` where a break is allowed."""
     rows: list[tuple[str, Text]] = [("cause", _wrapped(finding.cause, width))]
     if finding.site:
         rows.append(("where", _site(finding.site)))
@@ -119,15 +119,15 @@ def _title(finding: Finding, width: int) -> Text:
     head = Text.assemble(
         (f"TrainCheck {phrases.plain(finding.severity).upper()}", _STYLES.get(finding.severity, "bold")), where
     )
-    room = " " * len(head)
+    margin = " " * len(head)
     lines = textwrap.wrap(
         phrases.plain(phrases.titled(finding)),
         width,
-        initial_indent=room,
+        initial_indent=margin,
         subsequent_indent="  ",
         break_on_hyphens=False,
     )
-    return head.append("\n".join(lines)[len(room) :], "bold")
+    return head.append("\n".join(lines)[len(margin) :], "bold")
 
 
 def _on_ranks(finding: Finding) -> str:
@@ -146,8 +146,8 @@ def _site(site: Site) -> Text:
 
 
 def _verdict(report: Report) -> Text:
-    fine = "bold yellow" if report.unjudged else "bold green"
-    style = {"errors": "bold red", "notices": "bold yellow"}.get(report.verdict, fine)
+    no_findings = "bold yellow" if report.unjudged else "bold green"
+    style = {"errors": "bold red", "notices": "bold yellow"}.get(report.verdict, no_findings)
     return Text.assemble(("TrainCheck: ", "bold"), (phrases.headline(report), style))
 
 
@@ -179,20 +179,18 @@ def _ranks_table(report: Report) -> Table:
     for name in ("steps", "windows"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("recording", overflow="fold")
-    table.add_column("beside the others", overflow="fold")
+    table.add_column("agreement", overflow="fold")
     for row in rows[:ROWS]:
         job = [Text(phrases.plain(jobs[row.state.job]))] if jobs else []
-        beside = Text(
-            phrases.plain(phrases.beside_others(row.state)), "bold red" if row.state.apart is not None else ""
-        )
+        agreement = Text(phrases.plain(phrases.agreement(row.state)), "bold red" if row.state.apart is not None else "")
         numbers = (f"{row.state.steps:,}", f"{row.state.windows:,}")
-        table.add_row(row.ranks, *job, *numbers, Text(phrases.plain(phrases.recording(row.state))), beside)
+        table.add_row(row.ranks, *job, *numbers, Text(phrases.plain(phrases.recording(row.state))), agreement)
     if len(rows) > ROWS:
         table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
     return table
 
 
-def _first_apart(divergence: Divergence, report: Report, width: int) -> Text:
+def _divergence_text(divergence: Divergence, report: Report, width: int) -> Text:
     jobs = job_names(report.ranks)
     of_job = f"job {jobs[divergence.job]}: " if divergence.job in jobs else ""
     lines = textwrap.wrap(

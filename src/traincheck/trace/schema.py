@@ -1,4 +1,4 @@
-"""The schema: the columns of an event file."""
+"""Define the columns of an event file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from traincheck.version import __version__
 
 WINDOW, CALL, CHANGE, READING, TENSOR = "window", "call", "change", "reading", "tensor"
 EVENTS = (WINDOW, CALL, CHANGE, READING, TENSOR)
-"""What a row is. Each batch is one window: a row for the window itself (so that an empty one survives), then its calls,
-its changes and its readings, each in the order in which the window holds them, then the tensors of the first call that
-has any, of the second, and so on. Rows of two kinds are not interleaved by `seq`: whoever wants them so sorts them when
-reading, which costs training nothing.
+"""The kinds of rows. Each batch is one window. Its first row is the window itself, so that an empty window survives.
+Calls, changes and readings follow, in their order in the window; then the tensors of each call, in the order of the
+calls. Kinds of rows are not interleaved by `seq`: a reader sorts them if necessary, which costs training nothing.
 
-Note [A row for a tensor]: role, type and storage of a tensor have small dictionaries each. Told in one text for each
-call they would have as many entries as there are combinations of them: with batches of varying length, new ones for
-each call of each step. Numbers that differ in each step (fingerprint, norm) have number columns, so that the rest of
-the facts repeats. All ways were tried on a step of 1,464 calls with 3,816 tensors, with and without values, with
-fixed and with varying lengths: a text for each call took 1.05 to 3 times the bytes, nested columns 1.01 to 1.09 times.
+Note [A row for a tensor]: role, type and storage of a tensor have separate, small dictionaries. One text per call
+would need an entry for each combination: with batches of varying length, new entries for each call of each step.
+Numbers that differ in each step (fingerprint, norm) have number columns, so that the other facts repeat. All layouts
+were measured on a step of 1,464 calls with 3,816 tensors, with and without values, with fixed and with varying
+lengths. One text per call took 1.05 to 3 times the bytes, nested columns 1.01 to 1.09 times.
 
-Note [Other tools]: `pyarrow.ipc.open_stream(file).read_all()` is the table; DuckDB queries that object by its name,
-`polars.from_arrow` takes it over. Polars' own reader of streams knows no growing dictionaries, which we need: rewritten
-whenever one grows, they would outweigh the events in a job that meets new values all the time."""
+Note [Other tools]: `pyarrow.ipc.open_stream(file).read_all()` returns the table. DuckDB queries this object by its
+name, and `polars.from_arrow` converts it. Polars' own stream reader does not support growing dictionaries, which event
+files need: rewriting a dictionary whenever it grows would outweigh the events in a job with ever new values.
+"""
 
 TEXT = pa.dictionary(pa.int32(), pa.utf8())
 EVENT = pa.dictionary(pa.int8(), pa.utf8())
@@ -35,31 +35,35 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("window", pa.int32(), "number of the window in its process; a gap means that windows were dropped"),
     ("step", pa.int64(), "training step, 0 before the first"),
     ("stage", TEXT, "setup, train, eval or end"),
-    ("event", EVENT, "window (opens one), call, change, reading or tensor; null in a column: it has no such thing"),
+    (
+        "event",
+        EVENT,
+        "window (the first row of a window), call, change, reading or tensor; null in a column: not applicable",
+    ),
     ("seq", pa.int64(), "position among the events of the process"),
     ("end", pa.int64(), "call: position of its end, -1 when it raised or was still open"),
-    ("parent", pa.int64(), "seq of the call around this one, or that a change, reading or tensor is of; -1 for none"),
-    ("kind", TEXT, "call: lifecycle, module ...; change and reading: what the variable is: parameter, buffer ..."),
+    ("parent", pa.int64(), "seq of the enclosing call, or of the call of a change, reading or tensor; -1 for none"),
+    ("kind", TEXT, "call: lifecycle, module ...; change and reading: kind of the variable: parameter, buffer ..."),
     ("name", TEXT, "call: name of the API; change and reading: name of the variable"),
     ("levels", TEXT, "call: its names along the classes, most specific first, joined by ' < '"),
     ("receiver", TEXT, "call: the object it was made on; change: the optimizer that holds the variable"),
     ("site", TEXT, "call: file:line:function in the user's code"),
-    ("context", TEXT, "facts of the circumstances (tensor: of its values), a JSON object sorted by name"),
+    ("context", TEXT, "facts of the context (tensor: of its values), a JSON object sorted by name"),
     ("args", TEXT, "call: facts of its arguments, likewise"),
     ("result", TEXT, "call: facts of its result, likewise"),
     ("thread", pa.int32(), "call: number of its thread in order of appearance"),
-    ("attribute", TEXT, "change: data or grad; reading: what of the variable was read"),
+    ("attribute", TEXT, "change: data or grad; reading: the attribute of the variable that was read"),
     ("before", TEXT, "change: none, zero or some"),
     ("after", TEXT, "change: none, zero or some"),
     ("changed", pa.bool_(), "change: whether the value itself differs"),
     ("fingerprint", pa.uint64(), "change: xxh3-64 of the value after the call; tensor and reading of data: likewise"),
-    ("tensors", pa.int32(), "call: how many tensors it has rows of"),
+    ("tensors", pa.int32(), "call: number of its tensor rows"),
     ("role", TEXT, "tensor: the parameter it was passed for, or result; reading: live, saved, loaded or announced"),
     ("type", TEXT, "tensor: dtype and shape, as bfloat16[4,8], with ' requires_grad' where it does"),
-    ("storage", TEXT, "tensor: the variable whose memory it is over, or ~n for other memory"),
-    ("number", pa.float64(), "tensor: norm of its values; reading: its value where that is a float"),
-    ("integer", pa.uint64(), "reading: its value where that is a whole number (not of data, and not negative)"),
-    ("value", TEXT, "reading: its value where it is in no other column, as JSON"),
+    ("storage", TEXT, "tensor: the variable that owns its memory, or ~n for other memory"),
+    ("number", pa.float64(), "tensor: norm of its values; reading: its value if it is a float"),
+    ("integer", pa.uint64(), "reading: its value if it is a whole number (not of data, and not negative)"),
+    ("value", TEXT, "reading: its value as JSON if no other column holds it"),
 )
 """Name, type and meaning of each column."""
 

@@ -1,1 +1,1 @@
-"""Alerts: what is worth waking somebody for, sent to a webhook or handed to a command."""
+"""Send alerts about a run to a webhook or a command."""

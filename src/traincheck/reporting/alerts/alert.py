@@ -1,4 +1,4 @@
-"""An alert: one message that goes out, as text for people and as data for programs."""
+"""Build alerts: one message each, with text for people and data for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from traincheck.reporting import phrases, status_phrases
-from traincheck.reporting.json_report import tellable
+from traincheck.reporting.json_report import jsonable
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.run_status import RunStatus
 
@@ -22,8 +22,8 @@ Kind = Literal["finding", "silent", "ended"]
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`id` is the same in every attempt to deliver it, and for all that watch the run, so that a receiver can know one
-    that it has taken before."""
+    """One message. `id` is the same in every delivery attempt and for every watcher of the run, so receivers can
+    recognise duplicates."""
 
     id: str
     kind: Kind
@@ -32,21 +32,21 @@ class Alert:
     finding: Finding | None = None
 
     def encoded(self) -> bytes:
-        """The message: Slack and what understands its webhooks shows `text`, programs find the rest."""
+        """Return the message as JSON. Slack and compatible receivers show `text`; the other fields are for programs."""
         return msgspec.json.encode(
             {
-                "text": tellable(self.text),
+                "text": jsonable(self.text),
                 "version": VERSION,
                 "id": self.id,
                 "kind": self.kind,
-                "run": tellable(self.run),
-                "finding": tellable(self.finding),
+                "run": jsonable(self.run),
+                "finding": jsonable(self.finding),
             }
         )
 
 
 def of_finding(finding: Finding, status: RunStatus) -> Alert:
-    """A finding was made."""
+    """Return the alert for a finding."""
     on = f" on rank {finding.rank}" if finding.rank or len(status.ranks) > 1 else ""
     ranks = f", {phrases.about_ranks(finding)}" if finding.compared else on
     lines = [f"TrainCheck {finding.severity.upper()} at step {finding.step}{ranks}: {phrases.titled(finding)}"]
@@ -58,13 +58,13 @@ def of_finding(finding: Finding, status: RunStatus) -> Alert:
 
 
 def of_silence(status: RunStatus, time: int = 1) -> Alert:
-    """Processes have given no sign of life for long, for the `time`th time."""
+    """Return the alert for processes without a heartbeat; `time` counts these alerts in the run."""
     identity = (time, *(f"{rank.rank}-{rank.process}" for rank in status.silent))
     return _alert("silent", identity, [f"TrainCheck: {status_phrases.silence(status.silent)}"], status)
 
 
 def of_end(status: RunStatus) -> Alert:
-    """The run is over."""
+    """Return the alert for the end of the run."""
     return _alert(
         "ended",
         (),
@@ -93,5 +93,5 @@ def _alert(
 
 
 def _harmless(text: str) -> str:
-    """On one line, and with the three characters written out by which Slack would mention somebody or link."""
+    """Return `text` on one line, with the characters escaped that Slack uses for mentions and links."""
     return phrases.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

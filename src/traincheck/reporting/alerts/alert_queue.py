@@ -1,4 +1,4 @@
-"""The courier: delivers alerts in a thread of its own, patiently, and keeps nobody waiting."""
+"""Deliver alerts on a background thread, with retries, without blocking the run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Protocol
 from traincheck.reporting.alerts.alert import Alert
 
 MAX_WAITING = 100
-"""Alerts that may wait; a run has some dozens of findings at most, and the first ones tell."""
+"""Alerts that may wait. A run has some dozens of findings at most, and the first ones matter most."""
 
-FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
-"""Seconds after the first failed attempt, doubled after each further one, and where that ends."""
+FIRST_DELAY, MAX_DELAY = 1.0, 60.0
+"""Seconds to wait after the first failed attempt, and the upper limit; each further failure doubles the delay."""
 
-PATIENCE = 86_400.0
-"""Seconds after which an alert is given up: a day, in which a receiver that is down has been seen to."""
+RETRY_LIMIT = 86_400.0
+"""Seconds after which TrainCheck drops an alert: a day, enough to repair a receiver."""
 
 ATTEMPT = 10.0
-"""Seconds that an attempt may take."""
+"""Seconds that one attempt may take."""
 
 AT_THE_END = 5.0
-"""Seconds that the end of the run waits for what could not be delivered so far, with `LAST_DELAY` between attempts."""
+"""Seconds that the end of the run waits for undelivered alerts, with `LAST_DELAY` between attempts."""
 
 LAST_DELAY = 0.5
 
 
 class Undelivered(Exception):
-    """An alert was not taken. `final`: it would not be the next time either; `after`: seconds that were asked for."""
+    """A delivery failed. `final`: do not retry; `after`: seconds that the receiver requests before a retry."""
 
     def __init__(self, reason: str, *, final: bool = False, after: float = 0.0) -> None:
         super().__init__(reason)
@@ -38,15 +38,15 @@ class Undelivered(Exception):
         self.after = after
 
 
-class Carrier(Protocol):
-    """A way to deliver alerts. `name` tells people of it, without what is secret; `finishes` says that what was
-    begun goes on to its end when nobody waits for it."""
+class Channel(Protocol):
+    """A way to deliver alerts. `name` is for people and contains no secrets. If `finishes`, a delivery that has begun
+    completes even if TrainCheck stops waiting."""
 
     name: str
     finishes: bool
 
     def deliver(self, alert: Alert, seconds: float) -> None:
-        """Deliver it within so many seconds, or raise Undelivered."""
+        """Deliver the alert within `seconds`, or raise Undelivered."""
 
 
 @dataclass
@@ -55,16 +55,16 @@ class _Waiting:
     since: float = field(default_factory=time.monotonic)
 
 
-class Courier:
-    """Delivers alerts by a carrier. What it cannot deliver is told through `tell`, once for each time of trouble."""
+class AlertQueue:
+    """Delivers alerts through a channel. Reports failed deliveries through `notify`, once per outage."""
 
-    def __init__(self, carrier: Carrier, tell: Callable[[str], None], first_delay: float = FIRST_DELAY) -> None:
-        self._carrier = carrier
-        self._tell = tell
+    def __init__(self, channel: Channel, notify: Callable[[str], None], first_delay: float = FIRST_DELAY) -> None:
+        self._channel = channel
+        self._notify = notify
         self._first_delay = first_delay
         self._delay = 0.0
         self._waiting: deque[_Waiting] = deque()
-        self._left_out = 0
+        self._dropped = 0
         self._trouble = ""
         self._under_way = False
         self._ends: float | None = None
@@ -73,26 +73,26 @@ class Courier:
         self._thread.start()
 
     def put(self, alert: Alert) -> None:
-        """Hand over an alert; never waits. Of too many the later ones are left out, and counted."""
+        """Queue an alert without waiting. If the queue is full, drop and count the alert."""
         with self._news:
             if len(self._waiting) < MAX_WAITING:
                 self._waiting.append(_Waiting(alert))
                 self._news.notify()
             else:
-                self._left_out += 1
+                self._dropped += 1
 
     def close(self, seconds: float = AT_THE_END) -> None:
-        """Try once more what is left, for at most so many seconds, and say what could not be delivered."""
+        """Retry the waiting alerts for at most `seconds`, and report undelivered ones."""
         with self._news:
             self._ends = time.monotonic() + seconds
             self._news.notify()
         self._thread.join(seconds)
         with self._news:
-            lost = len(self._waiting) + self._left_out - (self._under_way and self._carrier.finishes)
+            lost = len(self._waiting) + self._dropped - (self._under_way and self._channel.finishes)
             self._waiting.clear()
         if lost:
             reason = f": {self._trouble}" if self._trouble else ""
-            self._tell(f"{lost} alert{'s' * (lost > 1)} could not be delivered to {self._carrier.name}{reason}")
+            self._notify(f"{lost} alert{'s' * (lost > 1)} could not be delivered to {self._channel.name}{reason}")
 
     # -- on the thread ---------------------------------------------------------------------------------------------
 
@@ -100,17 +100,17 @@ class Courier:
         while (first := self._next()) is not None:
             self._under_way = True
             try:
-                self._carrier.deliver(first.alert, self._time_left())
+                self._channel.deliver(first.alert, self._time_left())
             except Undelivered as error:
                 self._put_off(first, error)
-            except Exception as error:  # a fault of ours: not to be tried again and again
+            except Exception as error:  # an internal fault: do not retry
                 self._put_off(first, Undelivered(type(error).__name__, final=True))
             else:
                 self._delivered(first)
             self._under_way = False
 
     def _next(self) -> _Waiting | None:
-        """The alert to try now, once it is time; None when there is nothing more to do."""
+        """Wait for the next attempt and return its alert; None at the end."""
         with self._news:
             until = time.monotonic() + self._delay
             while True:
@@ -134,19 +134,19 @@ class Courier:
             self._delay = 0.0
             if self._trouble:
                 self._trouble = ""
-                self._tell(f"{self._carrier.name} takes alerts again")
+                self._notify(f"{self._channel.name} accepts alerts again")
 
     def _put_off(self, first: _Waiting, error: Undelivered) -> None:
-        given_up = error.final or time.monotonic() - first.since > PATIENCE
+        given_up = error.final or time.monotonic() - first.since > RETRY_LIMIT
         with self._news:
             if first in self._waiting:
                 self._waiting.remove(first)
                 if not given_up:
-                    self._waiting.append(first)  # behind the others: it may be this one that is not taken
-            later = min(max(self._delay * 2, self._first_delay, error.after), LONGEST_DELAY)
+                    self._waiting.append(first)  # last in the queue, so that one bad alert does not block the others
+            later = min(max(self._delay * 2, self._first_delay, error.after), MAX_DELAY)
             self._delay = 0.0 if error.final else later
             reported, self._trouble = self._trouble, str(error)
         if given_up:
-            self._tell(f"an alert was not taken by {self._carrier.name} and is given up: {error}")
+            self._notify(f"{self._channel.name} rejected an alert, which is dropped: {error}")
         elif not reported:
-            self._tell(f"an alert was not taken by {self._carrier.name}: {error}; it is tried again")
+            self._notify(f"an alert could not be delivered to {self._channel.name}: {error}; TrainCheck retries")

@@ -1,4 +1,4 @@
-"""Which alerts a run gives: each finding that is grave enough, ranks that fall silent, and the end."""
+"""Select the alerts of a run: findings of sufficient severity, silent ranks, and the end."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from typing import Literal
 
 from traincheck.reporting.alerts.alert import Alert, of_end, of_finding, of_silence
-from traincheck.reporting.alerts.alert_queue import Courier
+from traincheck.reporting.alerts.alert_queue import AlertQueue
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
 from traincheck.vocab.run_status import RunStatus
 
 
 class Alerts:
-    """Hands alerts to couriers: of findings of severity `least` and above, and one of each silence and of the end."""
+    """Queues alerts for findings of at least severity `least`, for silent ranks, and for the end of the run."""
 
-    def __init__(self, couriers: Sequence[Courier], least: Literal["error", "notice"]) -> None:
-        self._couriers = couriers
+    def __init__(self, queues: Sequence[AlertQueue], least: Literal["error", "notice"]) -> None:
+        self._queues = queues
         self._least = least
         self._silent: set[tuple[int, int]] = set()
         self._silences = 0
         self._ended = False
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Alert of what is new."""
+        """Queue alerts for new findings, silent ranks and the end."""
         for finding in findings:
             if finding.severity == ERROR or self._least != ERROR:
                 self._send(of_finding(finding, status))
@@ -37,10 +37,10 @@ class Alerts:
             self._send(of_end(status))
 
     def close(self) -> None:
-        """Wait a few seconds for what is under way."""
-        for courier in self._couriers:
-            courier.close()
+        """Wait a few seconds for waiting alerts."""
+        for queue in self._queues:
+            queue.close()
 
     def _send(self, alert: Alert) -> None:
-        for courier in self._couriers:
-            courier.put(alert)
+        for queue in self._queues:
+            queue.put(alert)

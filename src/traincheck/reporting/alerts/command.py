@@ -1,4 +1,4 @@
-"""The command hook: a program of the user's that is handed each alert as JSON on its standard input."""
+"""Run a user's command for each alert, with the alert as JSON on standard input."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from traincheck.reporting.alerts.alert import Alert
 from traincheck.reporting.alerts.alert_queue import Undelivered
 
 LIMIT = 60.0
-"""Seconds after which the command is killed, with what it started."""
+"""Seconds after which TrainCheck kills the command and its children."""
 
 MAX_OUTPUT = 200
-"""Characters of its last words that are repeated."""
+"""Characters at the end of the command's error output that the message quotes."""
 
 
 class Command:
     """Runs `text` for each alert, split into words as a shell would, but without a shell.
 
-    Raises ValueError, which says what was expected, for words that cannot be run.
+    Raises ValueError with the expected form for a text that cannot be run.
     """
 
     def __init__(self, text: str) -> None:
@@ -39,15 +39,15 @@ class Command:
         self.name = f"the alert command {self._words[0]}"
 
     def deliver(self, alert: Alert, seconds: float) -> None:
-        """Run it to its end. It is not run again for an alert, whatever comes of it: it may have done half of its work.
+        """Run the command to its end. A failed command is not repeated, because it may have done half of its work.
 
-        At the end of the run it is not waited for longer than `seconds`, by the one who waits; it is left to finish.
+        At the end of the run, TrainCheck waits at most `seconds`; the command continues.
         """
         with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
             request.write(alert.encoded())
             request.seek(0)
             try:
-                # In a session of its own: a Ctrl-C is not meant for it, and what it started can be ended with it.
+                # A separate session: Ctrl-C does not reach it, and killing the group kills its children.
                 process = subprocess.Popen(
                     self._words, stdin=request, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
                 )

@@ -1,4 +1,4 @@
-"""The webhook: an alert as an HTTP POST, in the form that Slack and many others understand. Its address is a secret."""
+"""Send alerts as HTTP POST requests in the Slack format. The address of a webhook is a secret."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from traincheck.reporting.alerts.alert import Alert
 from traincheck.reporting.alerts.alert_queue import Undelivered
 from traincheck.version import __version__
 
-AGAIN = {408, 425, 429}
-"""Of the answers that say that the request is wrong, those that may be others the next time."""
+RETRIED = {408, 425, 429}
+"""Client errors (4xx) that may succeed when retried."""
 
 
 class Webhook:
-    """Posts alerts to `url`. Raises ValueError, which says what is wrong but not the address, for one that is none."""
+    """Posts alerts to `url`. Raises ValueError for an invalid address; the message does not contain the address."""
 
     def __init__(self, url: str) -> None:
         if not url.isascii() or not url.isprintable() or " " in url:
@@ -31,7 +31,7 @@ class Webhook:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("an address that begins with https:// or http:// and names a host")
         if parts.username is not None or parts.password is not None:
-            raise ValueError("an address without a user name; put what is secret into its path")
+            raise ValueError("an address without a user name; put secrets into its path")
         self._url = url
         where = parts.hostname if port is None else f"{parts.hostname}:{port}"
         self.finishes = False
@@ -39,7 +39,7 @@ class Webhook:
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def deliver(self, alert: Alert, seconds: float) -> None:
-        """Post it. Any answer of the 200s means that it was taken."""
+        """Post the alert. Any 2xx answer means success."""
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"traincheck/{__version__}",
@@ -53,20 +53,22 @@ class Webhook:
             status, after = error.code, _seconds(error.headers)
             error.close()
         except (OSError, HTTPException) as error:
-            raise Undelivered(_reason(error)) from None  # without the cause: it may tell the address
+            raise Undelivered(_reason(error)) from None  # without the cause, which may contain the address
         if not 200 <= status < 300:
             raise Undelivered(
-                f"it answered with HTTP status {status}", final=300 <= status < 500 and status not in AGAIN, after=after
+                f"it answered with HTTP status {status}",
+                final=300 <= status < 500 and status not in RETRIED,
+                after=after,
             )
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would turn the POST into a GET, or take the alert to somebody else."""
+    """Follows no redirect: it would turn the POST into a GET, or send the alert to another host."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
-        """None: the answer is told as it is."""
+        """Return None, so that the redirect itself is the answer."""
         return None
 
 
@@ -76,7 +78,7 @@ def _seconds(headers: Message) -> float:
 
 
 def _reason(error: Exception) -> str:
-    """Why nothing came of it, in words that are the system's own: others may repeat the address."""
+    """Return the reason in the operating system's words; other texts may contain the address."""
     inner = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(inner, TimeoutError):
         return "no answer in time"

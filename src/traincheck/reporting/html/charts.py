@@ -1,4 +1,4 @@
-"""Charts: the geometry of what the page draws as inline SVG. Positions are percentages, or units of a drawing."""
+"""Compute the geometry of the SVG charts on the page. Positions are percentages, or units of a drawing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from traincheck.vocab.finding import Cost
 from traincheck.vocab.finding_details import UNKNOWN, Agreement, Aspect, Curve, History, Strip
 
 WIDTH, HEIGHT = 320, 72
-"""Units of the drawing of a curve, which is stretched to the place that it has."""
+"""Units of the drawing of a curve. The browser stretches it to the available space."""
 
-ROOM = 6
-"""Units above and below a curve, so that its line is not cut."""
+MARGIN = 6
+"""Units around a curve, so that its line is not clipped."""
 
 STEPS_OF_SHARES = 4
-"""Shades between `none` and `all` of a matrix."""
+"""Shades of a matrix between `none` and `all`."""
 
 MAX_NUMBERS = 12
-"""Columns of a matrix up to which its cells have numbers in them."""
+"""Maximum columns of a matrix with numbers in its cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Steps in a row in which something is in one state."""
+    """Consecutive steps with the same state."""
 
     left: float
     width: float
@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A strip as it is drawn, and in words."""
+    """The drawing of a strip, and its description in words."""
 
     blocks: tuple[Block, ...]
     words: str
@@ -42,7 +42,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The step that is marked on the tracks of a history, as a percentage (None where it is not among them)."""
+    """The marked step of a history as a percentage, or None if the history does not contain it."""
 
     first: int
     last: int
@@ -52,14 +52,14 @@ class Axis:
 
 
 def axis(history: History) -> Axis:
-    """Where the marked step of a history lies."""
+    """Return the axis of a history."""
     width = 100 / max(len(history.steps), 1)
     at = round(history.steps.index(history.mark) * width, 3) if history.mark in history.steps else None
     return Axis(history.steps[0], history.steps[-1], history.mark, at, round(width, 3))
 
 
 def track(strip: Strip, aspect: Aspect, steps: Sequence[int]) -> Track:
-    """The blocks of a strip; what is not known is left blank."""
+    """Return the blocks of a strip. Unknown states stay blank."""
     blocks, words, position = [], [], 0
     for state, group in groupby(strip.states):
         length = len(list(group))
@@ -78,8 +78,8 @@ def track(strip: Strip, aspect: Aspect, steps: Sequence[int]) -> Track:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve as it is drawn: `path` joins steps that follow each other, `dots` has each of them, `mark` is where the
-    marked step lies, `lost` are places of numbers that are not finite."""
+    """The drawing of a curve: `path` joins consecutive steps, `dots` has each step, `lost` are the positions of numbers
+    that are not finite, `mark` is the position of the marked step."""
 
     title: str
     path: str
@@ -94,17 +94,17 @@ class Line:
 
 
 def line(curve: Curve) -> Line:
-    """The drawing of a curve, in `WIDTH` by `HEIGHT` units."""
+    """Return the drawing of a curve, in `WIDTH` by `HEIGHT` units."""
     finite = [value for _, value in curve.points if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     first, last = curve.first, curve.last
 
     def x(step: int) -> float:
-        return round(ROOM + (WIDTH - 2 * ROOM) * (step - first) / max(last - first, 1), 2)
+        return round(MARGIN + (WIDTH - 2 * MARGIN) * (step - first) / max(last - first, 1), 2)
 
     def y(value: float) -> float:
         share = (value - low) / (high - low) if high - low > 0 and math.isfinite(high - low) else 0.5
-        return round(HEIGHT - ROOM - (HEIGHT - 2 * ROOM) * share, 2)
+        return round(HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * share, 2)
 
     path, dots, before = [], [], None
     for step, value in curve.points:
@@ -128,7 +128,7 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """How much is the same on two ranks: the shade, from 0 (nothing) to `STEPS_OF_SHARES` (all), and in words."""
+    """The agreement of two ranks: a shade from 0 (none) to `STEPS_OF_SHARES` (all), and words."""
 
     shade: int
     number: str
@@ -136,7 +136,7 @@ class Cell:
 
 
 def matrix(agreement: Agreement) -> tuple[tuple[str, tuple[Cell, ...]], ...]:
-    """The rows of the matrix: the label, and a cell for each column."""
+    """Return the rows of the matrix: the label, and a cell for each column."""
     few = len(agreement.labels) <= MAX_NUMBERS
     rows = []
     for label, counts in zip(agreement.labels, agreement.agreeing, strict=True):
@@ -153,7 +153,7 @@ def matrix(agreement: Agreement) -> tuple[tuple[str, tuple[Cell, ...]], ...]:
 
 
 def _shade(count: int, total: int) -> int:
-    """Only what is the same as a whole has the last shade, and only what differs as a whole has the first."""
+    """Return the shade. Only complete agreement has the last shade, and only complete disagreement the first."""
     if count >= total:
         return STEPS_OF_SHARES
     if not count:
@@ -163,7 +163,7 @@ def _shade(count: int, total: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of what watching took; `width` is a percentage of the largest."""
+    """A part of the cost; `width` is a percentage of the largest part."""
 
     name: str
     share: float
@@ -172,11 +172,11 @@ class Bar:
 
 
 MAX_BARS = 8
-"""Parts of the cost that have a bar; the rest is small."""
+"""Parts of the cost with a bar; the rest is small."""
 
 
 def cost_bars(cost: Cost | None) -> tuple[Bar, ...]:
-    """What watching took by part, the largest first: on the threads of the program, and beside them."""
+    """Return the parts of the cost on the program's threads and in the background, the largest first."""
     if cost is None:
         return ()
     parts = [(name, cost.share(seconds), False) for name, seconds in cost.sources.items()]

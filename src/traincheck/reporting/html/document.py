@@ -1,4 +1,4 @@
-"""Document: what every page of ours has in common: its files, its policy, and how text gets into it."""
+"""Render HTML pages: template files, content policy, escaping."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Assets = Callable[[str], str]
 
 
 def assets_of(package: str) -> Assets:
-    """Reads what lies in the folder `templates` of a package."""
+    """Return a reader for the folder `templates` of a package."""
     folder = files(package).joinpath("templates")
     return lambda name: folder.joinpath(name).read_text(encoding="utf-8")
 
 
 def policy(style: str, script: str) -> str:
-    """Admits this style and script alone, by their digests: a browser runs nothing else even if it stands there."""
+    """Return a content policy that admits only this style and script, by their digests."""
 
     def digest(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
@@ -32,8 +32,8 @@ def policy(style: str, script: str) -> str:
 
 
 def environment(assets: Assets, **names: object) -> jinja2.Environment:
-    """Templates in which all text is escaped, and `names` are known."""
-    made = jinja2.Environment(
+    """Return a template environment that escapes all text and defines `names`."""
+    templates = jinja2.Environment(
         loader=jinja2.FunctionLoader(assets),
         autoescape=True,
         trim_blocks=True,
@@ -41,10 +41,10 @@ def environment(assets: Assets, **names: object) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
     )
-    made.globals.update(words=phrases, **names)
-    return made
+    templates.globals.update(words=phrases, **names)
+    return templates
 
 
 def _printable(value: object) -> object:
-    """What cannot be seen, or turns the direction of writing, is written out; our own style and script stay."""
+    """Return the text with invisible and direction characters written out. Markup of TrainCheck stays unchanged."""
     return value if isinstance(value, Markup) else phrases.plain(str(value))

@@ -19,8 +19,8 @@ from traincheck.vocab.invariant import Invariant
 
 ORDER = (VIOLATED, PASSED, NOT_TRIGGERED, NOT_OBSERVED)
 
-TOLD_ELSEWHERE = ("full", "recorded", "files")
-"""Facts of a run that the page tells in words, or that are for programs."""
+OMITTED_FACTS = ("full", "recorded", "files")
+"""Facts of a run that the page shows in words elsewhere, or that are for programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PageRun:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A verdict's part of the bar under the headline, in per cent."""
+    """The share of a verdict in the bar under the headline, in percent."""
 
     verdict: str
     count: int
@@ -48,7 +48,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the templates show of a run. `prefix` begins the ids of its elements; it is empty where there is one run."""
+    """The data of a run for the templates. `prefix` begins the ids of its elements, and is empty for a single run."""
 
     prefix: str
     name: str
@@ -70,12 +70,12 @@ class Part:
 
 
 def part(run: PageRun, prefix: str = "") -> Part:
-    """The run in the form in which it is shown."""
+    """Return the run in the form that the templates use."""
     report = run.report
     rows = sorted(run.invariants, key=lambda row: (_order(row[1]), row[0].relation, row[0].subject, row[0].id))
     tally = Counter(verdict for _, verdict in rows)
     shown = zip_longest(report.findings, run.details[: len(report.findings)], fillvalue=FindingDetails())
-    facts = ((name, value) for name, value in report.run.items() if name not in TOLD_ELSEWHERE)
+    facts = ((name, value) for name, value in report.run.items() if name not in OMITTED_FACTS)
     return Part(
         prefix=prefix,
         name=run.name,
@@ -98,7 +98,7 @@ def part(run: PageRun, prefix: str = "") -> Part:
 
 
 def _order(verdict: str) -> int:
-    """What calls for attention comes first; a verdict of another name comes last."""
+    """Return the position of a verdict: the most urgent first, unknown verdicts last."""
     return ORDER.index(verdict) if verdict in ORDER else len(ORDER)
 
 
@@ -114,7 +114,7 @@ def _shares(counts: Counts) -> list[Share]:
 
 
 def in_lines(name: str, value: object) -> list[str]:
-    """A fact about the run in lines: a command as one would type it, a mapping as one line for each entry."""
+    """Return a fact about the run as lines: a command as you would type it, a mapping as one line per entry."""
     if isinstance(value, Mapping):
         return [f"{key}: {', '.join(in_lines(str(key), item))}" for key, item in value.items()]
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Lines up the findings of several runs: a finding that several runs have is one row."""
+"""Align the findings of several runs: a finding of several runs is one row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shared:
 
 
 def shared(reports: Sequence[Report]) -> tuple[Shared, ...]:
-    """The findings of all runs: errors first, then findings of most runs, then the earliest.
+    """Return the findings of all runs: errors first, then findings of most runs, then the earliest.
 
     Findings with one diagnosis share a row, because the names of parameters and calls differ between programs. A row
     with an error in one run and a notice in another is an error.

@@ -1,4 +1,4 @@
-"""The HTML report of one or several runs: one file with everything in it."""
+"""Write the HTML report of one or several runs as one self-contained file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TEMPLATES = (
     "side_by_side.html.j2",
     "report.html.j2",
 )
-"""The templates; the last one is the page, which is made of the others."""
+"""The templates; the last is the page, which includes the others."""
 
 _TOP = "page"
-"""The id of the page itself, to which links lead from the parts of several runs."""
+"""The id of the page, the target of links from the parts of several runs."""
 
 
 class HtmlSink(Document):
-    """Writes the HTML report when the run is over; `judged` is asked then for the invariants and their verdicts.
+    """Writes the HTML report after the run; `judged` then returns the invariants and their verdicts.
 
     Set `details` before `close` to show code and pictures with the findings.
     """
@@ -48,25 +48,25 @@ class HtmlSink(Document):
 def render_html(
     report: Report, invariants: Sequence[Judged], path: PathLike, details: Sequence[FindingDetails] = ()
 ) -> None:
-    """Writes the report with the invariants that were deployed to `path`, whole or not at all. Raises OutputError."""
+    """Write the report with the deployed invariants to `path`, whole or not at all. Raises OutputError."""
     render_page([PageRun(report, invariants, details)], path)
 
 
 def render_page(runs: Sequence[PageRun], path: PathLike) -> None:
-    """Writes the page of one or several runs to `path`, whole or not at all. Raises OutputError."""
+    """Write the page of one or several runs to `path`, whole or not at all. Raises OutputError."""
     write_whole(path, page_of(runs).encode("utf-8", "backslashreplace"))
 
 
 def html_of(report: Report, invariants: Sequence[Judged], details: Sequence[FindingDetails] = ()) -> str:
-    """The report of one run as one HTML document, see `page_of`."""
+    """Return the report of one run as one HTML document, see `page_of`."""
     return page_of([PageRun(report, invariants, details)])
 
 
 def page_of(runs: Sequence[PageRun]) -> str:
-    """The reports as one HTML document that loads nothing; several runs stand side by side before each has its part.
+    """Return the reports as one HTML document that loads nothing. Several runs start with a comparison.
 
-    All text of the reports is escaped. Besides, the policy in the head of the document admits our own style and script
-    alone.
+    All text of the reports is escaped. The content policy of the document also admits only TrainCheck's style and
+    script.
     """
     asset = assets_of(__package__)
     style, script = asset("report.css"), asset("report.js")
@@ -87,8 +87,8 @@ def page_of(runs: Sequence[PageRun]) -> str:
 
 @functools.cache
 def template() -> jinja2.Template:
-    """The page with all that it is made of, compiled when it is first asked for: that takes longer than to write a
-    short report."""
+    """Return the page with its included templates, compiled at first use: compiling takes longer than rendering a short
+    report."""
     jinja = environment(assets_of(__package__), charts=charts)
     for name in TEMPLATES:
         page = jinja.get_template(name)

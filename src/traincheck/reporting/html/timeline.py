@@ -1,4 +1,4 @@
-"""The timeline of the HTML report: where on the axis of steps each finding lies. Positions are percentages."""
+"""Place findings on the step axis of the HTML report. Positions are percentages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from traincheck.vocab.finding import Finding
 
 TICKS = 8
-"""At most so many numbers follow the first under the axis: more would touch each other on a narrow screen."""
+"""Maximum numbers after the first under the axis; more would overlap on a narrow screen."""
 
 LANES = 40
-"""Findings that get a lane of their own; the cards below tell all of them."""
+"""Findings with a lane; the cards below show all findings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A finding on the axis; `place` is its number among the findings, from 1."""
+    """A finding on the axis; `number` counts the findings from 1."""
 
     number: int
     finding: Finding
@@ -26,7 +26,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A step that is named under the axis."""
+    """A labelled step under the axis."""
 
     step: int
     left: float
@@ -34,7 +34,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`last` is the last step on the axis; `beyond` counts the findings that got no lane."""
+    """The axis with its lanes; `last` is the last step, `beyond` counts the findings without a lane."""
 
     last: int
     lanes: tuple[Lane, ...]
@@ -43,7 +43,7 @@ class Timeline:
 
 
 def timeline(findings: Sequence[Finding], steps: int) -> Timeline:
-    """The axis from the set-up (step 0) to the last step of the run, or of a finding where that is later."""
+    """Return the axis from the set-up (step 0) to the last step of the run, or of a later finding."""
     last = max([steps, 1, *(max(finding.step, finding.last_step) for finding in findings)])
 
     def left(step: int) -> float:
@@ -58,7 +58,7 @@ def timeline(findings: Sequence[Finding], steps: int) -> Timeline:
 
 
 def _tick_distance(last: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50 ... that gives no more than `TICKS` ticks after the first."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50 ... that gives at most `TICKS` ticks after the first."""
     power = 1
     while True:
         for distance in (power, 2 * power, 5 * power):

@@ -1,1 +1,1 @@
-"""Metrics: how a run fares as numbers, for Prometheus and OpenTelemetry. Nothing is served or sent unless asked for."""
+"""Export the status of a run as metrics to Prometheus and OpenTelemetry, if `--metrics` requests it."""

@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry: sent to a collector now and then, over HTTP."""
+"""Send metrics to an OpenTelemetry collector over HTTP, at intervals."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from traincheck.vocab.finding import Finding
 from traincheck.vocab.run_status import RunStatus
 
 EVERY = 10.0
-"""Seconds between two sendings."""
+"""Seconds between two exports."""
 
 ATTEMPT = 5
-"""Seconds that a sending may take; also the last one, which the end of the run waits for."""
+"""Seconds that an export may take, including the last one, which delays the end of the run."""
 
 PATH = "/v1/metrics"
-"""Where a collector takes metrics; added to an endpoint without a path."""
+"""The collector's path for metrics, added to an endpoint without a path."""
 
 
 class Otlp:
-    """Sends the metrics to `endpoint`. What goes wrong is told through `tell`, once for each time of trouble.
+    """Sends the metrics to `endpoint`. Reports the first error through `notify`.
 
-    Headers that a collector asks for are taken from OTEL_EXPORTER_OTLP_HEADERS, as everywhere in OpenTelemetry. Raises
-    MissingExtra where its packages are not installed, ValueError, which says what was expected, for no endpoint.
+    Headers come from OTEL_EXPORTER_OTLP_HEADERS, as everywhere in OpenTelemetry. Raises MissingExtra if its packages
+    are not installed, and ValueError with the expected form for an invalid endpoint.
     """
 
-    def __init__(self, endpoint: str, tell: Callable[[str], None], every: float = EVERY) -> None:
+    def __init__(self, endpoint: str, notify: Callable[[str], None], every: float = EVERY) -> None:
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("an address that begins with http:// or https:// and names a host")
@@ -43,11 +43,10 @@ class Otlp:
         except ImportError:
             raise MissingExtra("--metrics URL", "opentelemetry-exporter-otlp-proto-http", INSTALL) from None
         self._status: RunStatus | None = None
-        self._complaints = _Complaints(f"{parts.scheme}://{parts.hostname}", tell)
+        self._export_log = _ExportLog(f"{parts.scheme}://{parts.hostname}", notify)
         log = logging.getLogger("opentelemetry")
-        log.handlers = [
-            self._complaints
-        ]  # for good: threads of the exporter outlive its end, and would write on stderr
+        # Never removed: threads of the exporter outlive its end, and would write to stderr.
+        log.handlers = [self._export_log]
         log.propagate = False
         exporter = OTLPMetricExporter(
             endpoint.rstrip("/") + PATH if parts.path in ("", "/") else endpoint, timeout=ATTEMPT
@@ -61,11 +60,11 @@ class Otlp:
             create(metric.name.replace("_", ".", 1), [self._observed(metric)], metric.unit, metric.meaning)
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Send these numbers the next time."""
+        """Use this status for the next export."""
         self._status = status
 
     def close(self) -> None:
-        """Send the last numbers, and end."""
+        """Export the last status, and end."""
         self._provider.shutdown(timeout_millis=ATTEMPT * 1000)
 
     def _observed(self, metric: Metric) -> Callable[[Any], Iterable[Any]]:
@@ -82,22 +81,22 @@ class Otlp:
 
 
 _REASON = re.compile(r"\[Errno -?\d+\] ([\w ]+)|(code: \d+)")
-"""What of a message is told: the rest may repeat the address, which may hold a secret."""
+"""The reported part of an error message; the rest may contain the address, and with it a secret."""
 
 
-class _Complaints(logging.Handler):
-    """What the exporter logs about a collector that does not answer: one line, and not one for each attempt."""
+class _ExportLog(logging.Handler):
+    """Reports the first warning of the exporter about a collector that does not answer."""
 
-    def __init__(self, where: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, where: str, notify: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._where = where
-        self._tell = tell
+        self._notify = notify
         self._reported = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell the first one."""
+        """Report the first record."""
         if not self._reported:
             self._reported = True
             match = _REASON.search(record.getMessage())
             reason = next((part for part in match.groups() if part), "") if match else "no answer"
-            self._tell(f"metrics could not be sent to {self._where} ({reason}); it is tried again")
+            self._notify(f"metrics could not be sent to {self._where} ({reason}); TrainCheck retries")

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: a page that it reads, on a port of this host."""
+"""Serve metrics for Prometheus on a port of this host."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from traincheck.reporting.metrics.table import INSTALL, METRICS
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.run_status import RunStatus
 
-PATIENCE = 10.0
-"""Seconds that one who connects may take to ask."""
+REQUEST_TIMEOUT = 10.0
+"""Seconds that a client may take to send its request."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach what is served at `host`. Raises OSError for a name that nobody knows."""
+    """Return whether only this host can reach a server at `host`. Raises OSError for an unknown name."""
     addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return all(ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in addresses)
 
 
 class Prometheus:
-    """Serves the metrics at `address` until it is closed, in threads of its own.
+    """Serves the metrics at `address` on background threads until it is closed.
 
-    Where there is a `token`, who asks has to show it as `Authorization: Bearer TOKEN`. Port 0 takes one that is free.
-    Raises MissingExtra where prometheus-client is not installed, OSError where the port cannot be had.
+    If there is a `token`, clients must send `Authorization: Bearer TOKEN`. Port 0 selects a free port. Raises
+    MissingExtra if prometheus-client is not installed, and OSError if the port is not available.
     """
 
     def __init__(self, host: str, port: int, token: str = "") -> None:
@@ -52,22 +52,22 @@ class Prometheus:
         self._thread.start()
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Serve these numbers from now on."""
+        """Serve this status from now on."""
         self._status = status
 
     def close(self) -> None:
-        """Serve nothing more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """The metrics, as the registry of prometheus-client asks for them."""
+        """Return the metrics for the registry of prometheus-client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
         status = self._status
         if status is None:
             return
-        run = InfoMetricFamily("traincheck_run", "The run that is looked at.")
+        run = InfoMetricFamily("traincheck_run", "The observed run.")
         run.add_metric([], {"folder": status.folder, "script": status.script, "mode": status.mode})
         yield run
         for metric in METRICS:
@@ -82,20 +82,20 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        # Not HTTPServer's, which asks the name service for the name of this host, and may wait for it.
+        # HTTPServer's own method looks up the name of this host, and may block.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: who asked has hung up."""
+        """Do nothing: the client has closed the connection."""
 
 
 def _guarded(handler: Any, token: str) -> Any:
-    """The handler, for those only who show the token."""
+    """Return the handler, restricted to clients with the token."""
 
     def do_get(self: BaseHTTPRequestHandler) -> None:
-        shown = self.headers.get("Authorization", "")
-        if token and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+        credentials = self.headers.get("Authorization", "")
+        if token and not hmac.compare_digest(credentials.encode(), f"Bearer {token}".encode()):
             self.send_response(401)
             self.send_header("WWW-Authenticate", "Bearer")
             self.send_header("Content-Length", "0")
@@ -103,4 +103,4 @@ def _guarded(handler: Any, token: str) -> Any:
             return
         handler.do_GET(self)
 
-    return type("Handler", (handler,), {"do_GET": do_get, "timeout": PATIENCE})
+    return type("Handler", (handler,), {"do_GET": do_get, "timeout": REQUEST_TIMEOUT})

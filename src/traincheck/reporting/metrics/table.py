@@ -1,4 +1,4 @@
-"""The metrics: name, meaning, and what a status says of each. The exporters go by this table."""
+"""Define the metrics that all exporters use: name, meaning, and value for a status."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from traincheck.vocab.run_status import RunStatus
 
 Sample = tuple[dict[str, str], float]
-"""Labels, and the number."""
+"""Labels and value."""
 
 INSTALL = "pip install 'traincheck[metrics]'"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `counts` says that it only grows, so that rates can be taken of it."""
+    """One metric. If `counts`, it only grows, so rates of it are meaningful."""
 
     name: str
     meaning: str
@@ -31,7 +31,7 @@ def _sample_of(number: float | None) -> list[Sample]:
 
 def _by_rank(number: str) -> Callable[[RunStatus], list[Sample]]:
     def samples(status: RunStatus) -> list[Sample]:
-        # Of two processes of one rank (two programs in one run) the later one is told: a series has one number.
+        # A series has one value: of two processes of one rank (two programs in one run), the later one counts.
         by_rank = {rank.rank: getattr(rank, number) for rank in status.ranks}
         return [({"rank": str(rank)}, float(value)) for rank, value in by_rank.items() if value is not None]
 
@@ -46,8 +46,12 @@ METRICS = (
         _by_rank("steps_per_second"),
         ("rank",),
     ),
-    Metric("traincheck_rules", "Rules that are checked on this run.", lambda status: _sample_of(status.rules)),
-    Metric("traincheck_rules_checked", "Rules that have come up so far.", lambda status: _sample_of(status.checked)),
+    Metric("traincheck_rules", "Rules that are deployed in this run.", lambda status: _sample_of(status.rules)),
+    Metric(
+        "traincheck_rules_checked",
+        "Rules that were judged at least once so far.",
+        lambda status: _sample_of(status.checked),
+    ),
     Metric(
         "traincheck_findings",
         "Findings so far, by severity.",
@@ -56,25 +60,25 @@ METRICS = (
     ),
     Metric(
         "traincheck_windows_dropped",
-        "Windows that were left out because observing could not keep up, by rank.",
+        "Windows that were dropped because observation could not keep up, by rank.",
         _by_rank("dropped"),
         ("rank",),
         True,
     ),
     Metric(
         "traincheck_cost_ratio",
-        "Seconds that observing took for each second that passed, by rank.",
+        "Seconds of observation per second of the run, by rank.",
         _by_rank("cost"),
         ("rank",),
     ),
     Metric(
         "traincheck_silent_seconds",
-        "Seconds since the last sign of life, by rank.",
+        "Seconds since the last heartbeat, by rank.",
         _by_rank("silent"),
         ("rank",),
         unit="s",
     ),
     Metric(
-        "traincheck_run_over", "1 when the run is over, 0 while it goes on.", lambda status: _sample_of(status.over)
+        "traincheck_run_over", "1 when the run is over, 0 while it continues.", lambda status: _sample_of(status.over)
     ),
 )

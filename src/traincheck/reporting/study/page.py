@@ -1,4 +1,4 @@
-"""Page: what a study has found as one HTML file: tables by submodule, and how far the two workers came apart."""
+"""Write the result of a study as one HTML page: tables by submodule, and the divergence of the two workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from traincheck.reporting.study.plots import Plot, plot
 from traincheck.version import __version__
 
 MAX_MODULES = 200
-"""Submodules with a difference that are named on the page; the file has all."""
+"""Submodules with a difference that the page lists; the file has all."""
 
 DIRECTIONS = ("forward", "backward", "gradient", "update")
 
@@ -27,16 +27,16 @@ TITLES = {
     "period": ("3", "A period of training, nothing copied"),
 }
 MEANINGS = {
-    "submodule": "After each submodule, in the forward and the backward, the suspect worker goes on with the trusted "
-    "one's result. So errors do not add up: each is of the submodule that it is told of.",
-    "step": "Errors add up within one step, and their noise stands beside the signal of the gradients.",
+    "submodule": "After each submodule, in the forward and the backward, the suspect worker continues with the "
+    "trusted worker's result. Errors do not add up: each belongs to the submodule of its row.",
+    "step": "Errors add up within one step. The table compares their noise with the signal of the gradients.",
     "period": "Errors add up from step to step. Losses may stay close while parameters drift apart.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """What one rank of the suspect host has found on a level."""
+    """The result of one rank of the suspect host on a level."""
 
     rank: int
     elements: int
@@ -46,7 +46,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A level of the study, as it is shown. `beyond` counts submodules that are not named."""
+    """A level of the study for the template. `beyond` counts submodules that are not listed."""
 
     name: str
     number: str
@@ -61,12 +61,12 @@ class Part:
 
 
 def render_study(study: Mapping[str, Any], differs: bool, path: PathLike) -> None:
-    """Writes the page of what a study has found, whole or not at all. Raises OutputError."""
+    """Write the page of a study, whole or not at all. Raises OutputError."""
     write_whole(path, study_page(study, differs).encode("utf-8", "backslashreplace"))
 
 
 def study_page(study: Mapping[str, Any], differs: bool) -> str:
-    """One HTML document that loads nothing. All text of the study is escaped, and only our own style and script run."""
+    """Return one HTML document that loads nothing. All text is escaped; only TrainCheck's style and script run."""
     own = assets_of(__package__)
     style, script = assets_of(html.__name__)("report.css") + own("study.css"), own("study.js")
     parts = [part(name, level) for name, level in study["levels"].items()]
@@ -84,12 +84,12 @@ def study_page(study: Mapping[str, Any], differs: bool) -> str:
 
 @functools.cache
 def template() -> jinja2.Template:
-    """The page, compiled when it is first asked for."""
+    """Return the page, compiled at first use."""
     return environment(assets_of(__package__), number=plots.number).get_template("study.html.j2")
 
 
 def places(level: Mapping[str, Any] | None) -> list[str]:
-    """Where errors came in, as the first level tells: kinds of submodules, with their directions."""
+    """Return the origins of errors from the first level: kinds of submodules, with their directions."""
     rows = level["by_kind"] if level is not None else ()
     directions: dict[str, list[str]] = {}
     for row in rows:
@@ -99,7 +99,7 @@ def places(level: Mapping[str, Any] | None) -> list[str]:
 
 
 def part(name: str, level: Mapping[str, Any]) -> Part:
-    """A level in the form in which it is shown."""
+    """Return a level in the form that the template uses."""
     modules = [module for module in level["by_module"] if module["different"]]
     modules.sort(key=lambda module: -module["different"])
     ranks = level.get("by_rank", ())
@@ -124,7 +124,7 @@ def _rank(level: Mapping[str, Any]) -> RankRow:
 
 
 def _step_of_difference(row: Mapping[str, Any]) -> int | None:
-    """The step of a row in which anything differs, None for other rows."""
+    """Return the first step with a difference in a row, or None."""
     shares = any(row.get(way, 0) != 0 for way in DIRECTIONS)
     losses = row["loss"] != row["suspect_loss"] or row.get("relative_distance", 0) != 0
     return row["step"] if shares or losses else None

@@ -1,4 +1,4 @@
-"""Plots: the geometry of numbers over steps, on a linear or a logarithmic axis. Positions are percentages."""
+"""Compute the geometry of plots over steps, on a linear or a logarithmic axis. Positions are percentages."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEFT, RIGHT, TOP, BOTTOM = 1.0, 99.0, 6.0, 94.0
-"""Between which the lines lie, so that they are not cut."""
+"""Bounds of the lines, so that they are not clipped."""
 FLOOR = 84.0
-"""Where the lowest decade of a logarithmic axis lies when there are zeros, which lie at `BOTTOM`."""
+"""Position of the lowest decade of a logarithmic axis if there are zeros, which are at `BOTTOM`."""
 TICKS = 5
-"""At most so many numbers beside an axis."""
+"""Maximum numbers at an axis."""
 MAX_POINTS = 300
-"""Parts into which a long series is divided, of which the lowest and the highest point of each line are drawn."""
+"""Parts of a long series; of each part, the lowest and the highest point of each line are drawn."""
 
 Values = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A number beside the axis."""
+    """A number at the axis."""
 
     label: str
     at: float
@@ -29,8 +29,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: `path` joins steps that follow each other, `dots` has each of them, `lost` are the places of those that
-    are not finite. `tone` numbers the colour."""
+    """One line: `path` joins consecutive steps, `dots` has each step, `lost` are the positions of numbers that are not
+    finite. `tone` numbers the colour."""
 
     name: str
     tone: int
@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture, in words, and what its script shows of the step that is pointed at."""
+    """A plot, its description in words, and the data that its script shows for a step."""
 
     title: str
     words: str
@@ -66,15 +66,15 @@ class _Axis:
         return self.along(math.log10(value) if self.logarithmic else value)
 
     def along(self, value: float) -> float:
-        """Of a number of the axis, which is the power of ten where it is logarithmic."""
+        """Return the position of a number on the axis; a logarithmic axis takes its power of ten."""
         share = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
         return round(self.bottom - (self.bottom - TOP) * share, 2)
 
 
 def plot(title: str, steps: Sequence[int], lines: Sequence[tuple[str, int, Values]], logarithmic: bool = False) -> Plot:
-    """The picture of several lines (name, tone, a value for each step; None is not finite) over the same steps.
+    """Return the plot of several lines (name, tone, a value for each step; None is not finite) over the same steps.
 
-    On a logarithmic axis zeros lie below it, beside a 0; there are to be no negative numbers then.
+    On a logarithmic axis, zeros are below it, labelled 0; negative numbers are not allowed.
     """
     indices = _kept(len(steps), [values for _, _, values in lines])
     own_steps = [steps[index] for index in indices]
@@ -95,7 +95,7 @@ def plot(title: str, steps: Sequence[int], lines: Sequence[tuple[str, int, Value
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A measure as it is told beside a picture or in a table."""
+    """Return a measure as text for a plot or a table."""
     return "not finite" if value is None else f"{value:.{digits}g}"
 
 
@@ -107,7 +107,7 @@ def _in_words(name: str, values: Values) -> str:
 
 
 def _kept(count: int, lines: Sequence[Values]) -> list[int]:
-    """The places that are drawn: all of a short series; of each part of a long one what is extreme or not finite."""
+    """Return the indices to draw: all of a short series; extremes and non-finite numbers in each part of a long one."""
     if count <= 2 * MAX_POINTS:
         return list(range(count))
     kept = {0, count - 1}
@@ -155,7 +155,7 @@ def _linear(values: Sequence[float]) -> tuple[_Axis, tuple[Tick, ...]]:
 
 
 def _tick_distance(span: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten of which `TICKS` make the span."""
+    """Return the smallest of 1, 2 and 5 times a power of ten of which `TICKS` cover the span."""
     least = span / TICKS
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 0.0
     return next((power * factor for factor in (1, 2, 5) if power * factor >= least), power * 10)

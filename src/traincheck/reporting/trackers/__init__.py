@@ -1,1 +1,1 @@
-"""Trackers: the findings and a few curves of a run, as it goes on, in TensorBoard, Weights & Biases and MLflow."""
+"""Log findings and a few curves of a running program to TensorBoard, Weights & Biases and MLflow."""

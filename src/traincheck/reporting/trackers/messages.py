@@ -1,4 +1,4 @@
-"""What the command tells the process of a tracker, and what comes back: JSON, a line each."""
+"""The messages between the command and the process of a tracker: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPEN, SHOW, MEASURE, CLOSE = "open", "show", "measure", "close"
 
 
 class Message(msgspec.Struct, omit_defaults=True):
-    """One thing that is told: `kind` says which method of the tracker it is for, the rest what it is given."""
+    """A call of the tracker: `kind` selects the method, the other fields are its arguments."""
 
     kind: str
     run: dict[str, str] = {}
@@ -21,7 +21,7 @@ class Message(msgspec.Struct, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-    """What became of it: `where` the run can be looked at, or the `trouble` there was."""
+    """The result of a call: `where` you can look at the run, or the `trouble` that occurred."""
 
     where: str = ""
     trouble: str = ""

@@ -1,4 +1,4 @@
-"""MLflow: metrics, tags and artifacts of the program's run where MLFLOW_RUN_ID names it, otherwise of one of ours."""
+"""Log metrics, tags and artifacts to the MLflow run of MLFLOW_RUN_ID, or to a new run of TrainCheck."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from traincheck.reporting.trackers.tracker import curves, in_words, last_numbers
 from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.run_status import RunStatus
 
-MOST = 20
-"""Findings that are told as tags as they come; the report has all of them."""
+MAX_TAGS = 20
+"""Findings that are logged as tags while the run goes on; the report has all of them."""
 
-LONGEST = 500
-"""Characters of a tag, as the narrowest store takes them."""
+MAX_LENGTH = 500
+"""Characters of a tag: the limit of the strictest store."""
 
 FOLDER = "traincheck"
-"""Where the artifacts are."""
+"""The folder of the artifacts."""
 
 
 class MLflow:
-    """Metrics by step, findings as tags, the reports as artifacts. `place` is the name of the experiment; without one
-    MLflow's own variables decide, as they do about the store (MLFLOW_TRACKING_URI).
+    """Logs metrics by step, findings as tags, and the reports as artifacts.
 
-    Raises MissingExtra.
+    `experiment` is the name of the experiment. If it is empty, MLflow's own variables select it. They also select the
+    store (MLFLOW_TRACKING_URI). Raises MissingExtra.
     """
 
     name = "mlflow"
@@ -46,14 +46,14 @@ class MLflow:
         self._id = os.environ.get("MLFLOW_RUN_ID", "")
         self._own = not self._id
         if self._own:
-            tags = {f"{FOLDER}.{name}": value[:LONGEST] for name, value in run.items() if value}
+            tags = {f"{FOLDER}.{name}": value[:MAX_LENGTH] for name, value in run.items() if value}
             created = self._client.create_run(self._experiment(), run_name=name_of(run), tags=tags)
             self._id = created.info.run_id
         run_record = self._client.get_run(self._id)
         return f"MLflow run {self._id} ({run_record.info.run_name}) of experiment {run_record.info.experiment_id}"
 
     def _experiment(self) -> str:
-        """Its id; an experiment that is not there yet is made."""
+        """Return the id of the experiment; create the experiment if it does not exist."""
         name = self._experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME", "")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
@@ -62,8 +62,8 @@ class MLflow:
 
     def show(self, finding: Finding) -> None:
         self._shown += 1
-        if self._shown <= MOST:
-            self._client.set_tag(self._id, f"{FOLDER}.finding.{self._shown}", in_words(finding)[:LONGEST])
+        if self._shown <= MAX_TAGS:
+            self._client.set_tag(self._id, f"{FOLDER}.finding.{self._shown}", in_words(finding)[:MAX_LENGTH])
 
     def measure(self, status: RunStatus) -> None:
         self._step = max(self._step, status.steps)
@@ -74,11 +74,11 @@ class MLflow:
             self._step = max(self._step, report.counts.steps)
             self._log(last_numbers(report))
             self._client.set_tag(self._id, f"{FOLDER}.verdict", report.verdict)
-            self._client.set_tag(self._id, f"{FOLDER}.headline", headline(report)[:LONGEST])
+            self._client.set_tag(self._id, f"{FOLDER}.headline", headline(report)[:MAX_LENGTH])
             self._client.log_text(self._id, markdown_of(report), f"{FOLDER}/report.md")
         for file in files:
             self._client.log_artifact(self._id, str(file), FOLDER)
-        if self._own:  # that of the program is the program's to end
+        if self._own:  # the program ends its own run
             failed = report is not None and report.verdict == "errors"
             self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 

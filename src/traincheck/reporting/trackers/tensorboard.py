@@ -1,4 +1,4 @@
-"""TensorBoard: event files, written by its own writer. Neither torch nor TensorFlow is needed."""
+"""Log to TensorBoard event files with TensorBoard's own writer, without torch or TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.run_status import RunStatus
 
 FOLDER = "tensorboard"
-"""In the run folder, where no other one is named."""
+"""The default folder, inside the run folder."""
 
 
 class TensorBoard:
-    """Scalars by step, and findings and report as text, in the folder `place`, or in the run folder.
+    """Logs scalars by step, and findings and report as text, into `folder`, or into the run folder if that is empty.
 
     Raises MissingExtra, and OutputError for a folder that cannot be written.
     """

@@ -1,9 +1,9 @@
-"""What a tracker is, and the curves that all of them are given.
+"""Defines trackers, and the curves that all of them log.
 
 Note [Trackers in a process of their own]
-A tracker's library starts threads and services, reaches for the network, waits, prints and hooks the end of the
-process. None of that may concern the program, nor keep the command that started it. So a tracker runs in a process of
-its own (worker.py), which is told of the run through a pipe (tracking.py) and is ended when it hangs.
+A tracker's library starts threads and services, uses the network, waits, prints, and registers exit hooks. None of
+this may affect the program, or delay the command. A tracker therefore runs in a separate process (worker.py). The
+command sends messages through a pipe (tracking.py), and kills the process if it hangs.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.run_status import RunStatus
 
 PREFIX = "traincheck/"
-"""How the names of what we track begin, beside those of the program."""
+"""The prefix that separates TrainCheck's curves from those of the program."""
 
 
 class Tracker(Protocol):
-    """Follows one run: `open`, then `show` for each finding and `measure` now and then, then `close`.
+    """Logs one run: `open`, then `show` for each finding and `measure` at intervals, then `close`.
 
-    It is made as `Class(place)`, once before the run to see whether it can be (MissingExtra, or ValueError for a place
-    that cannot be one), and again in the process in which it works. What any other method raises is told once.
+    TrainCheck calls `Class(target)` twice: before the run, to report errors early, and again in the tracker's process.
+    The class raises MissingExtra, or ValueError for a target that it cannot use. TrainCheck reports the first exception
+    of the other methods and ignores later ones.
     """
 
     name: ClassVar[str]
 
     def open(self, run: Mapping[str, str]) -> str:
-        """A run begins: `folder`, `script` and `host`. Where it can be looked at, in words for people."""
+        """Begin a run with `folder`, `script` and `host`. Return where the user can look at it, as text."""
 
     def show(self, finding: Finding) -> None:
-        """A finding was made just now."""
+        """Log a new finding."""
 
     def measure(self, status: RunStatus) -> None:
-        """How the run fares; more than once a second is never asked for."""
+        """Log the status of the run; called at most once a second."""
 
     def close(self, report: Report | None, files: tuple[Path, ...]) -> None:
-        """The run is over: what there is to say about it, and the files that say it. None where there is no report.
-        What could not be opened is not closed."""
+        """End the run with its report (None if there is none) and the report files. Not called if `open` failed."""
 
 
 def needs(name: str, package: str) -> None:
-    """Raise MissingExtra where a package is not installed, without importing it."""
+    """Raise MissingExtra if a package is not installed. Does not import the package."""
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:  # the folder that it leaves in the working directory is no package
+    if spec is None or spec.origin is None:  # a folder of the library's output, not the package
         raise MissingExtra(f"--track {name}", package, f"pip install 'traincheck[{name}]'")
 
 
 def curves(status: RunStatus) -> dict[str, float]:
-    """Name and number of each curve, as far as it is known."""
+    """Return the known curve values by name."""
     values = {
         "errors": status.errors,
         "notices": status.notices,
@@ -66,7 +66,7 @@ def curves(status: RunStatus) -> dict[str, float]:
 
 
 def last_numbers(report: Report) -> dict[str, float]:
-    """What is known at the end only."""
+    """Return the values that are known only at the end, by name."""
     counts = report.counts
     values = {"errors": counts.errors, "notices": counts.notices, "steps": counts.steps, "rules_held": counts.passed}
     curves = {PREFIX + name: float(number) for name, number in values.items()}
@@ -77,10 +77,10 @@ def last_numbers(report: Report) -> dict[str, float]:
 
 
 def name_of(run: Mapping[str, str]) -> str:
-    """What a run of ours is called."""
+    """Return the name of the tracked run."""
     return phrases.plain(f"traincheck {Path(run.get('script', '')).name}".strip())
 
 
 def in_words(finding: Finding) -> str:
-    """A finding in one line."""
+    """Return a finding as one line."""
     return phrases.plain(f"{finding.severity} at step {finding.step}: {phrases.titled(finding)}")

@@ -1,4 +1,4 @@
-"""Tracking: tells a tracker in a process of its own how a run goes on, and waits for nothing it does."""
+"""Send findings and status to a tracker in a separate process, without waiting for it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from pathlib import Path
 import msgspec
 
 from traincheck.background_threads import background
-from traincheck.reporting.json_report import tellable
+from traincheck.reporting.json_report import jsonable
 from traincheck.reporting.trackers.messages import CLOSE, MEASURE, OPEN, SHOW, Answer, Message
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.run_status import RunStatus
 
 EVERY = 10.0
-"""Seconds between two points of a curve, unless something was found or the run is over."""
+"""Seconds between two points of a curve. A finding or the end of the run adds a point at once."""
 
 ANSWER, FIRST_ANSWER = 60.0, 120.0
-"""Seconds after which a tracker that gives no answer is ended: the libraries give up their own attempts sooner; at the
-start they are imported and may wait for a server."""
+"""Seconds after which TrainCheck kills a tracker that does not answer. The libraries' own retries end sooner. The first
+answer includes the import and may wait for a server."""
 
 AT_THE_END = 60.0
-"""Seconds that the end of a run waits for a tracker: reports are sent to its server then."""
+"""Seconds that the end of a run waits for a tracker to upload the reports."""
 
-PATIENCE = 5.0
-"""Seconds of it after which a word is said."""
+NOTICE_AFTER = 5.0
+"""Seconds of this wait after which TrainCheck prints a line about it."""
 
 MAX_WAITING = 1_000
-"""Findings that may wait; there are some dozens at most. Of the numbers only the last ones wait."""
+"""Findings that may wait; a run has some dozens at most. Of the status, only the latest waits."""
 
 _CODE = (
     "import sys; sys.path[:] = [place for place in sys.path if place]; "  # no module of the working directory
@@ -45,10 +45,10 @@ _CODE = (
 
 
 class Tracking:
-    """A receiver that tells the tracker `target` (`module:Class`), which is called `name`, what it receives.
+    """A receiver that forwards findings and status to the tracker `target` (`module:Class`), called `name`.
 
-    What goes wrong is told through `tell`, once; the run is not concerned. `begin` it, and before it is closed say with
-    `finish` which files hold the report.
+    The first error is reported through `notify`; errors do not affect the run. Call `begin` first, and `finish` with
+    the report files before `close`.
     """
 
     def __init__(self, name: str, target: str, target_place: str, notify: Callable[[str], None]) -> None:
@@ -66,9 +66,9 @@ class Tracking:
         self._thread: threading.Thread | None = None
 
     def begin(self, run: Mapping[str, str]) -> None:
-        """Start the process; `run` tells of the run, see `Tracker.open`."""
+        """Start the process; `Tracker.open` describes `run`."""
         try:
-            # In a session of its own: a Ctrl-C is not meant for it, and what it starts can be ended with it.
+            # A separate session: Ctrl-C does not reach it, and killing the group kills its children.
             self._process = subprocess.Popen(
                 self._words,
                 stdin=subprocess.PIPE,
@@ -83,7 +83,7 @@ class Tracking:
         self._thread = background(self._work, "traincheck-tracking")
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Tell what is new."""
+        """Send new findings and, if due, the status."""
         for finding in findings:
             self._put(Message(SHOW, finding=finding))
         counts, now = (status.errors, status.notices, status.over), time.monotonic()
@@ -92,20 +92,20 @@ class Tracking:
             self._put(Message(MEASURE, status=status))
 
     def finish(self, files: Sequence[Path]) -> None:
-        """These files hold the report."""
+        """Set the report files that `close` sends."""
         self._files = tuple(str(file.absolute()) for file in files)
 
     def close(self) -> None:
-        """Tell that the run is over, and wait for the tracker to take it, for at most `AT_THE_END` seconds."""
+        """Send the end of the run, and wait at most `AT_THE_END` seconds for the tracker."""
         if self._thread is None:
             return
         with self._news:
             self._ends = time.monotonic() + AT_THE_END
         self._put(Message(CLOSE, files=self._files))
-        self._thread.join(min(PATIENCE, AT_THE_END))
+        self._thread.join(min(NOTICE_AFTER, AT_THE_END))
         if self._thread.is_alive():
-            self._notify(f"waiting for {self.name} to take the report, {AT_THE_END:.0f} s at most")
-            self._thread.join(AT_THE_END - PATIENCE + 1)
+            self._notify(f"waiting for {self.name} to upload the report, at most {AT_THE_END:.0f} s")
+            self._thread.join(AT_THE_END - NOTICE_AFTER + 1)
         self._end()
 
     def _put(self, message: Message) -> None:
@@ -120,7 +120,7 @@ class Tracking:
     def _trouble(self, reason: str) -> None:
         if not self._failed:
             self._failed = True
-            self._notify(f"--track {self.name}: {reason} (told once; the run is not concerned)")
+            self._notify(f"--track {self.name}: {reason} (reported once; the run is not affected)")
 
     # -- on the thread ---------------------------------------------------------------------------------------------
 
@@ -132,7 +132,11 @@ class Tracking:
                 message = self._waiting.popleft()
             try:
                 answer = self._answer_to(message)
-            except (OSError, ValueError, msgspec.MsgspecError) as error:  # it has ended, or says what is no answer
+            except (
+                OSError,
+                ValueError,
+                msgspec.MsgspecError,
+            ) as error:  # the process has ended, or its answer is malformed
                 self._trouble(str(error))
                 self._end()
                 return
@@ -147,26 +151,26 @@ class Tracking:
                 return
 
     def _answer_to(self, message: Message) -> Answer:
-        """What the tracker answers. Raises OSError where it does not."""
+        """Send a message and return the answer. Raises OSError if there is none."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        process.stdin.write(msgspec.json.encode(tellable(message)) + b"\n")
+        process.stdin.write(msgspec.json.encode(jsonable(message)) + b"\n")
         process.stdin.flush()
         line = b""
         until = time.monotonic() + (FIRST_ANSWER if message.kind == OPEN else ANSWER)
         while not line.endswith(b"\n"):
             left = min(until, self._ends or until) - time.monotonic()
             if left <= 0:
-                raise TimeoutError("it gives no answer, and is given up")
+                raise TimeoutError("the tracker does not answer and was stopped")
             if select.select([process.stdout], [], [], min(left, 1.0))[0]:
                 read = os.read(process.stdout.fileno(), 65_536)
                 if not read:
-                    raise OSError("its process has ended, and nothing more is told there")
+                    raise OSError("the tracker's process has ended; nothing more is logged there")
                 line += read
         return msgspec.json.decode(line, type=Answer)
 
     def _end(self) -> None:
-        """End its process, and what that has started."""
+        """End the process and its children."""
         process = self._process
         if process is None:
             return

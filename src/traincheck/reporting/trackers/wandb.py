@@ -1,9 +1,9 @@
-"""Weights & Biases: a run beside that of the program, or the program's own where that is shared.
+"""Log to a separate Weights & Biases run, or to the program's own run in shared mode.
 
-Note [Whose run it is]
-The program may have a run of its own, in its own process. Two processes that write into one run overwrite each other's
-history, unless both do so in the shared mode of wandb. So the run that WANDB_RUN_ID names is joined in that mode
-(WANDB_MODE=shared) only; otherwise ours is another one, in the group of that id.
+Note [Separate or shared wandb run]
+The program may have a wandb run in its own process. Two processes that write to one run overwrite each other's history,
+except in wandb's shared mode. TrainCheck therefore joins the run of WANDB_RUN_ID only with WANDB_MODE=shared. Otherwise
+it creates a separate run in the group of that id.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from traincheck.vocab.run_status import RunStatus
 
 GROUP = "traincheck"
 
-MOST = 1_000
-"""Findings that the table holds."""
+MAX_FINDINGS = 1_000
+"""Findings in the table."""
 
 
 class WeightsAndBiases:
-    """Curves by step, a table of the findings, and the reports as an artifact. `place` is `PROJECT` or
-    `ENTITY/PROJECT`; without one wandb's own settings decide, as they do about everything else (WANDB_MODE, ...).
+    """Logs curves by step, a table of the findings, and the reports as an artifact.
 
-    Raises MissingExtra.
+    `project` is `PROJECT` or `ENTITY/PROJECT`. If it is empty, wandb's own settings select the project. They also
+    decide everything else (WANDB_MODE and others). Raises MissingExtra.
     """
 
     name = "wandb"
@@ -45,29 +45,29 @@ class WeightsAndBiases:
         import wandb
 
         entity, _, project = self._project.rpartition("/")
-        theirs = os.environ.pop("WANDB_RUN_ID", "")  # of the program: it must not decide over ours
-        shared = bool(theirs) and os.environ.get("WANDB_MODE") == "shared"
-        # Nothing is told of the machine, of the code and of what else the process prints, unless it is asked for.
+        program_run = os.environ.pop("WANDB_RUN_ID", "")  # must not select TrainCheck's own run
+        shared = bool(program_run) and os.environ.get("WANDB_MODE") == "shared"
+        # Upload no data about the machine, the code or the console output.
         settings: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "disable_code": True}
         settings |= {"save_code": False, "x_disable_stats": True, "x_disable_meta": True}
         if shared:
             settings |= {"x_primary": False, "x_label": "traincheck", "x_update_finish_state": False}
-            whose: dict[str, Any] = {"id": theirs}
+            run_options: dict[str, Any] = {"id": program_run}
         else:
-            group = os.environ.get("WANDB_RUN_GROUP") or theirs or GROUP
-            whose = {"name": name_of(run), "group": group, "job_type": "traincheck"}
-            whose["config"] = {"traincheck": dict(run), **({"training_run": theirs} if theirs else {})}
+            group = os.environ.get("WANDB_RUN_GROUP") or program_run or GROUP
+            run_options = {"name": name_of(run), "group": group, "job_type": "traincheck"}
+            run_options["config"] = {"traincheck": dict(run), **({"training_run": program_run} if program_run else {})}
         self._run = wandb.init(
             entity=entity or None,
             project=project or None,
-            dir=run["folder"],  # not beside those of the program, where `latest-run` would become ours
+            dir=run["folder"],  # in the program's folder, `latest-run` would point to TrainCheck's run
             settings=wandb.Settings(**settings),
-            **whose,
+            **run_options,
         )
         self._run.define_metric(f"{PREFIX}step", hidden=True)
         self._run.define_metric(f"{PREFIX}*", step_metric=f"{PREFIX}step")
         if self._run.settings.mode == "disabled":
-            return "nothing is kept, for wandb is disabled"
+            return "wandb is disabled, so nothing is logged"
         return str(self._run.url or f"wandb sync {self._run.settings.sync_dir}")
 
     def show(self, finding: Finding) -> None:
@@ -83,7 +83,7 @@ class WeightsAndBiases:
 
         if report is not None:
             self._step = max(self._step, report.counts.steps)
-            self._findings = [_row(finding) for finding in report.findings[:MOST]]
+            self._findings = [_row(finding) for finding in report.findings[:MAX_FINDINGS]]
             self._run.summary.update({f"{PREFIX}verdict": report.verdict, f"{PREFIX}headline": headline(report)})
             self._run.summary.update(last_numbers(report))
         table = wandb.Table(columns=["severity", "step", "finding", "where", "observed"], data=self._findings)

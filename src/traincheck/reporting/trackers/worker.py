@@ -1,4 +1,4 @@
-"""The process of a tracker: reads what is told on standard input, and answers each line. See tracker.py."""
+"""Run a tracker in its own process: read messages from standard input, and answer each line. See tracker.py."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from traincheck.reporting.trackers.messages import CLOSE, MEASURE, OPEN, SHOW, A
 from traincheck.terminal_text import plain
 
 NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "DO_NOT_TRACK": "true"}
-"""What the libraries would tell their makers of us, turned off; what they are asked to track is not concerned."""
+"""Turn off the libraries' telemetry about their use. The tracked data is not affected."""
 
-LONGEST = 300
-"""Characters of what a library says of its trouble."""
+MAX_LENGTH = 300
+"""Characters of an error message of a library."""
 
 JSON_NAME = "report.json"
 
 
 def main() -> None:
-    """Serve the tracker that the command line names, `module:Class` and a place, until standard input ends."""
+    """Serve the tracker of the command line (`module:Class` and its target) until standard input ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # libraries print, and what they print is no answer
+    os.dup2(2, 1)  # output of the libraries must not mix with answers
     os.environ.update(NO_TELEMETRY)
     target, target_place = sys.argv[1:]
     serve(target, target_place, sys.stdin.buffer, answers.write)
 
 
 def serve(target: str, target_place: str, lines: Iterable[bytes], answer: Callable[[bytes], object]) -> None:
-    """Hand each message to the tracker, and answer it. A run whose command was killed is closed without a report; one
-    that could not be opened is not closed."""
+    """Pass each message to the tracker, and answer it.
+
+    If the command was killed, the run is closed without a report. A run that failed to open is not closed.
+    """
     tracker: Any = None
     closed = False
     for line in lines:
@@ -47,13 +49,13 @@ def serve(target: str, target_place: str, lines: Iterable[bytes], answer: Callab
                 module, _, name = target.partition(":")
                 opened = getattr(importlib.import_module(module), name)(target_place)
                 where = opened.open(message.run)
-                tracker = opened  # one that was not opened is not closed
+                tracker = opened  # only after `open`, so that a failed run is not closed
             else:
                 where = ""
                 _forward(tracker, message)
                 closed = closed or message.kind == CLOSE
             reply = Answer(where=plain(str(where)))
-        except Exception as error:  # the library's, whatever it is
+        except Exception as error:  # any error of the library
             reply = Answer(trouble=_in_words(error))
         answer(msgspec.json.encode(reply) + b"\n")
     if tracker is not None and not closed:
@@ -74,7 +76,7 @@ def _forward(tracker: Any, message: Message) -> None:
 
 def _in_words(error: Exception) -> str:
     text = plain(" ".join(str(error).split()))
-    return text if isinstance(error, TrainCheckError) else f"{type(error).__name__}: {text}"[:LONGEST]
+    return text if isinstance(error, TrainCheckError) else f"{type(error).__name__}: {text}"[:MAX_LENGTH]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Decoder: the model of `sdc/workload/decoder.py` as functions that XLA compiles, one for each kind of submodule.
+"""Define the decoder of `sdc/workload/decoder.py` as functions for XLA, one for each kind of submodule.
 
-Parameters have the names, shapes and layout that they have there. A submodule is compiled by itself, forward and
-backward: what it returns and the gradient of what it was given lie between programs, where they can be compared,
-overwritten and struck. The same programs are executed on all levels of a study.
+Parameters have the names, shapes and layout of that module. Each submodule is compiled alone, forward and backward. Its
+output and its input gradient lie between programs, where a study compares, overwrites and corrupts them. All levels of
+a study execute the same programs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from traincheck.sdc.workload.sizes import DecoderConfig
 
 Parameters = Mapping[str, jax.Array]
 EPSILON = 1e-5
-"""Of the norms."""
+"""The epsilon of the norms."""
 
 
 class Submodule(NamedTuple):
-    """One that is compared as a whole: its kind, the class that it has in torch, the names of its parameters in it."""
+    """A unit of comparison: its kind, the name of its torch class, and the local names of its parameters."""
 
     kind: str
     label: str
@@ -37,7 +37,7 @@ HEAD = Submodule("head", "Linear", ("weight",))
 
 
 def submodules(config: DecoderConfig) -> dict[str, Submodule]:
-    """All of them by name, in the order of the forward."""
+    """Return all submodules by name, in the order of the forward."""
     kinds = {"embedding": EMBEDDING}
     for number in range(config.layers):
         layer = f"layers.{number}"
@@ -47,7 +47,7 @@ def submodules(config: DecoderConfig) -> dict[str, Submodule]:
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """In fp32 or better."""
+    """Return `x` in fp32 or a wider type."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -111,7 +111,7 @@ def _adamw(
     square: jax.Array,
     step: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The parameter and its two moments after a step (Loshchilov and Hutter, 2019, algorithm 2)."""
+    """Return the parameter and its two moments after a step (Loshchilov and Hutter, 2019, algorithm 2)."""
     (first, second), rate = defaults["betas"], defaults["lr"]
     value, slope = _wide(parameter), _wide(gradient)
     step = step.astype(value.dtype)
@@ -122,14 +122,14 @@ def _adamw(
 
 
 Pull = Any
-"""What a forward keeps for its backward: a tree of arrays that JAX can hand from one program to another."""
+"""The residuals of a forward for its backward: a tree of arrays that JAX passes between programs."""
 
 
 class Compiled:
-    """The programs of a decoder of this size, each compiled when it is first executed."""
+    """The programs of a decoder of this size, each compiled at first execution."""
 
     def __init__(self, config: DecoderConfig, defaults: Mapping[str, Any]) -> None:
-        """`defaults` of the optimizer, as torch's AdamW names them."""
+        """`defaults` are the optimizer settings with the names of torch's AdamW."""
         inner: dict[Submodule, Callable[[Parameters, jax.Array], jax.Array]] = {
             NORM: _norm,
             ATTENTION: functools.partial(_attention, config),
@@ -142,17 +142,17 @@ class Compiled:
         self._forward[EMBEDDING] = jax.jit(_embedded)  # tokens have no gradient
         self._backward = jax.jit(lambda pull, gradient: pull(gradient))
         self.loss = jax.jit(jax.value_and_grad(_cross_entropy))
-        """Of logits and targets: the loss, and the gradient of the logits."""
+        """Maps logits and targets to the loss and the gradient of the logits."""
         self.add = jax.jit(jnp.add)
         self.adamw = jax.jit(functools.partial(_adamw, defaults))
 
     def forward(self, submodule: Submodule, parameters: Parameters, x: jax.Array) -> tuple[jax.Array, Pull]:
-        """What a submodule returns, and what its backward needs."""
+        """Return the output of a submodule, and the residuals for its backward."""
         output, pull = self._forward[submodule](parameters, x)
         return output, pull
 
     def backward(self, pull: Pull, gradient: jax.Array) -> tuple[Parameters, jax.Array | None]:
-        """The gradients of the parameters and of what the submodule was given, of tokens none."""
+        """Return the gradients of the parameters and of the input (None for tokens)."""
         gradients = self._backward(pull, gradient)
         return gradients[0], (gradients[1] if len(gradients) > 1 else None)
 

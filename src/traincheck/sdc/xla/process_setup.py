@@ -19,6 +19,6 @@ def prepare_xla(
     """Prepare a process like `sdc.process_setup.prepare`. Raises BadOption."""
     check_executable(XLA, workload)
     drawn = load_workload(workload, seed, torch.device("cpu"))
-    assert isinstance(drawn, DecoderWorkload), "only those are built in"
+    assert isinstance(drawn, DecoderWorkload), "only decoders are built in"
     own, settings = make_xla_deterministic(seed, threads, device, wide=drawn.dtype == torch.float64)
     return XlaWorkload(drawn).begin, software(own, threads), settings

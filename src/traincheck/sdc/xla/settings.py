@@ -31,12 +31,12 @@ def make_xla_deterministic(seed: int, threads: int, device: str, wide: bool) -> 
     platform = device.partition(":")[0]
     for name, value in variables(threads, platform, os.environ).items():
         os.environ[name] = settings[name] = value
-    # Else fp32 is multiplied with the few bits of TF32 or bf16 where the device has fast units for these.
+    # Otherwise devices with fast TF32 or bf16 units multiply fp32 with fewer bits.
     for option, setting in {"jax_default_matmul_precision": "highest", "jax_enable_x64": wide}.items():
         jax.config.update(option, setting)
         settings[option] = str(setting)
     if platform == CPU:
-        jax.config.update("jax_platforms", CPU)  # not to take the memory of an accelerator that is not asked for
+        jax.config.update("jax_platforms", CPU)  # do not reserve the memory of an unused accelerator
     jax_device = _device(device)
     jax.config.update("jax_default_device", jax_device)
     return jax_device, settings
@@ -44,11 +44,11 @@ def make_xla_deterministic(seed: int, threads: int, device: str, wide: bool) -> 
 
 def variables(threads: int, platform: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that XLA reads at its start; the user's own settings stay."""
-    ours = [ONE_THREAD] if threads == 1 else []
-    ours += [] if platform == CPU else [ON_ACCELERATORS]
-    given = environ.get("XLA_FLAGS", "").split()
-    names = {flag.partition("=")[0] for flag in given}
-    flags = [*given, *(flag for flag in ours if flag.partition("=")[0] not in names)]
+    defaults = [ONE_THREAD] if threads == 1 else []
+    defaults += [] if platform == CPU else [ON_ACCELERATORS]
+    user_flags = environ.get("XLA_FLAGS", "").split()
+    names = {flag.partition("=")[0] for flag in user_flags}
+    flags = [*user_flags, *(flag for flag in defaults if flag.partition("=")[0] not in names)]
     return {"NPROC": str(threads), **({"XLA_FLAGS": " ".join(flags)} if flags else {})}
 
 
@@ -57,15 +57,15 @@ def _device(text: str) -> jax.Device:
     if not platform or (number and not number.isdigit()):
         raise BadOption("--device", text, "the name of a device of JAX, such as cpu, cuda, tpu or cuda:1")
     try:
-        there = jax.local_devices(backend=platform)
+        devices = jax.local_devices(backend=platform)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise BadOption("--device", text, f"a device that JAX has here ({reason}); cpu always is") from None
-    # Where none is named, each worker of a launcher takes its own.
+    # Without a device number, each worker of a launcher takes its own device.
     index = int(number or ("0" if platform == CPU else os.environ.get("LOCAL_RANK", "0")))
-    if index >= len(there):
-        raise BadOption("--device", text, f"one of the {len(there)} that JAX has here, {platform}:0 being the first")
-    device: jax.Device = there[index]
+    if index >= len(devices):
+        raise BadOption("--device", text, f"one of the {len(devices)} that JAX has here, {platform}:0 being the first")
+    device: jax.Device = devices[index]
     return device
 
 

@@ -46,8 +46,8 @@ class XlaTraining:
 
     def __init__(self, workload: XlaWorkload) -> None:
         self._drawn, self._compiled, self._submodules = workload.drawn, workload.compiled, workload.submodules
-        begins = self._drawn.build_model()
-        named = dict(begins.named_parameters())
+        model = self._drawn.build_model()
+        named = dict(model.named_parameters())
         self._values = {name: as_array(value) for name, value in named.items()}
         self._means = {name: as_array(torch.zeros_like(value)) for name, value in named.items()}
         self._squares = {name: as_array(torch.zeros_like(value)) for name, value in named.items()}
@@ -62,7 +62,7 @@ class XlaTraining:
     def kinds(self) -> Mapping[str, str]:
         return {name: submodule.kind for name, submodule in self._submodules.items()}
 
-    # -- faults and what is looked at -----------------------------------------------------------------------------
+    # -- faults and observation -----------------------------------------------------------------------------
 
     @contextmanager
     def faulty(self, faults: Sequence[Fault], rank: int | None = None) -> Iterator[list[Injected]]:
@@ -80,12 +80,12 @@ class XlaTraining:
             self._injected = []
 
     def _hits(self, fault: Fault, name: str) -> bool:
-        """Whether its pattern is of this: a submodule by name or class, as torch has it, or a parameter."""
+        """Return whether the fault's pattern matches `name`: a submodule (by name or torch class) or a parameter."""
         label = self._submodules[name].label if name in self._submodules else name
         return fnmatchcase(name, fault.pattern) or fnmatchcase(label, fault.pattern)
 
     def _struck(self, site: str, name: str, array: jax.Array) -> jax.Array:
-        """It as faults leave it. What strikes is decided and done as for torch, so the same fault hits the same."""
+        """Return the array after faults. The code for torch applies them, so a fault hits the same elements."""
         for injection in self._injected:
             if injection.fault.site == site and self._hits(injection.fault, name):
                 draws = injection.comes(name)
@@ -101,7 +101,7 @@ class XlaTraining:
             self._seen = None
 
     def _passed(self, name: str, direction: str, array: jax.Array) -> jax.Array:
-        """What comes out of a submodule, forward or backward, as the next one is given it."""
+        """Return the output of a submodule, forward or backward, in the form that the next one receives."""
         array = self._struck(direction, name, array)
         other = self._seen(name, direction, as_tensor(array)) if self._seen is not None else None
         return array if other is None else as_array(other)
@@ -133,14 +133,14 @@ class XlaTraining:
             gradient = add(gradient, back(f"{layer}.attention_norm", back(f"{layer}.attention", gradient)))
         self._back_to_parameters("embedding", gradient)
         self._of_logits = None
-        # In the order of the parameters, in which both workers hand them out.
+        # In the order of the parameters, the order in which both workers report them.
         self._gradients = {name: self._struck(GRADIENT, name, self._gradients[name]) for name in self._values}
 
     def _layers(self) -> list[str]:
         return [f"layers.{number}" for number in range(self._drawn.config.layers)]
 
     def _named(self, name: str) -> tuple[Submodule, dict[str, str]]:
-        """A submodule, and the names of its parameters in it with those in the model."""
+        """Return a submodule, and its parameters' local names with their names in the model."""
         submodule = self._submodules[name]
         return submodule, {inner: f"{name}.{inner}" for inner in submodule.parameters}
 
@@ -168,15 +168,15 @@ class XlaTraining:
         self._steps += 1
         step = as_array(torch.tensor(float(self._steps)))
         for name in self._values:
-            kept = self._gradients.pop(name), self._means[name], self._squares[name]
-            updated = self._compiled.adamw(self._values[name], *kept, step)
+            state = self._gradients.pop(name), self._means[name], self._squares[name]
+            updated = self._compiled.adamw(self._values[name], *state, step)
             self._values[name], self._means[name], self._squares[name] = updated
         for name in self._values:
             self._values[name] = self._struck(OPTIMIZER, name, self._values[name])
         for injection in self._injected:
             injection.next_step()
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------
 
     def parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         return ((name, as_tensor(value)) for name, value in self._values.items())

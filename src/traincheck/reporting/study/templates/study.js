@@ -1,7 +1,7 @@
-// Tells the numbers of the step that is pointed at, by mouse, finger or the arrow keys. The page reads well without it.
+// Shows the numbers of the step under the mouse, finger or arrow keys. The page is complete without it.
 "use strict";
 
-const told = (value) => (value === null ? "not finite" : Number(value.toPrecision(6)).toString());
+const formatted = (value) => (value === null ? "not finite" : Number(value.toPrecision(6)).toString());
 
 class Picture {
   constructor(area) {
@@ -40,7 +40,7 @@ class Picture {
       return;
     }
     for (const end of ["x1", "x2"]) this.mark.setAttribute(end, this.at[place]);
-    const values = this.lines.map((line) => `${line.name} ${told(line.values[place])}`);
+    const values = this.lines.map((line) => `${line.name} ${formatted(line.values[place])}`);
     this.readout.textContent = `step ${this.steps[place].toLocaleString("en")}: ${values.join(", ")}`;
   }
 }
