@@ -368,7 +368,10 @@ def loss_not_divided(script: Script) -> Iterator[Sequence[Edit]]:
         if isinstance(division, ast.stmt):
             yield [script.remove(division)]
         else:
-            yield [script.replace(division, script.source(divided))]
+            statement = script.statement(division)
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            is_same = target is not None and script.source(divided) == script.source(target)
+            yield [script.remove(statement) if is_same else script.replace(division, script.source(divided))]
 
 
 @operator("accumulation")
