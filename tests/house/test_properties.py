@@ -1,4 +1,4 @@
-"""Each verb of a property is declared once, in the vocabulary, and relations import it from there."""
+"""Each verb of a property is declared once, in the vocabulary; relations and diagnoses import it from there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from traincheck.diagnoses.diagnosis import fits
 from traincheck.vocab.properties import VERBS
 
 RELATIONS = [path for path in sorted((SRC / "relations").rglob("*.py")) if path.name != "template.py"]
+DIAGNOSES = [path for path in sorted((SRC / "diagnoses").rglob("*.py")) if path.parent != SRC / "diagnoses"]
 MODULE = "traincheck.vocab.properties"
 
 
@@ -76,6 +77,19 @@ def test_every_declared_verb_is_used() -> None:
         for name in declared_names(path)
     }
     assert imported >= VERBS.keys()
+
+
+@pytest.mark.parametrize("path", DIAGNOSES, ids=shown_path)
+def test_a_diagnosis_writes_no_verb_itself(path: Path) -> None:
+    fields = [
+        keyword.value
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Match"
+        for keyword in node.keywords
+        if keyword.arg == "verb"
+    ]
+    literals = [node.value for field in fields for node in ast.walk(field) if isinstance(node, ast.Constant)]
+    assert not literals, f"import {literals} from vocab/properties.py, so that a typo is an error"
 
 
 def test_every_verb_of_a_diagnosis_is_declared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import SAVED_EQUALS_LIVE
 
 DIAGNOSIS = Diagnosis(
     slug="checkpoint-differs-from-model",
@@ -11,7 +12,7 @@ DIAGNOSIS = Diagnosis(
     "mixed up between state_dict() and the file, or they are from another time. A run that resumes from"
     " this checkpoint continues with a wrong model.",
     advice=("Check the code between state_dict() and the call that saves.",),
-    explains=(Match(verb="saved equals live"),),
+    explains=(Match(verb=SAVED_EQUALS_LIVE),),
     priority=7,
     priority_reason="A defect in training itself matters more than its checkpoint.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import IS_SAVED
 
 DIAGNOSIS = Diagnosis(
     slug="checkpoint-incomplete",
@@ -12,7 +13,7 @@ DIAGNOSIS = Diagnosis(
     advice=(
         "Save the whole state_dict(), including frozen parameters and buffers, under the names that loading expects.",
     ),
-    explains=(Match(verb="is saved"),),
+    explains=(Match(verb=IS_SAVED),),
     priority=7,
     priority_reason="A defect in training itself matters more than its checkpoint.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import TAKES_SOMETHING
 
 DIAGNOSIS = Diagnosis(
     slug="checkpoint-matches-nothing",
@@ -13,7 +14,7 @@ DIAGNOSIS = Diagnosis(
         "Compare the names in the checkpoint with the model's: is there a prefix, such as module. of a wrapped model?",
         "Check what load_state_dict returns: the missing and the unexpected keys.",
     ),
-    explains=(Match(verb="takes something"),),
+    explains=(Match(verb=TAKES_SOMETHING),),
     priority=7,
     priority_reason="A defect in training itself matters more than what it loaded.",
     example="""\

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import IS_LOADED, LIVE_EQUALS_LOADED
 
 DIAGNOSIS = Diagnosis(
     slug="load-did-not-restore",
     title="Loading did not restore the saved values",
     problem="After the load, the model holds other values than the loaded checkpoint, or lacks some of its values.",
     advice=("Compare the names in the checkpoint with the model's. Does strict=False hide a mismatch?",),
-    explains=(Match(verb=("live equals loaded", "is loaded")),),
+    explains=(Match(verb=(LIVE_EQUALS_LOADED, IS_LOADED)),),
     priority=7,
     priority_reason="A defect in training itself matters more than what it loaded.",
     example="""\

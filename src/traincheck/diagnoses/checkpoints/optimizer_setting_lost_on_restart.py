@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import TAKES_OVER
 
 DIAGNOSIS = Diagnosis(
     slug="optimizer-setting-lost-on-restart",
@@ -11,7 +12,7 @@ DIAGNOSIS = Diagnosis(
     "checkpoint does not keep it, or code recomputes it after loading. A lost initial_lr becomes the "
     "current learning rate, which the schedule then treats as its peak.",
     advice=("Save and load all entries of the parameter groups, or build the scheduler before you load the state.",),
-    explains=(Match(verb="takes over"),),
+    explains=(Match(verb=TAKES_OVER),),
     priority=1,
     priority_reason="Every later update uses the wrong setting.",
     example="""\

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.api_output.call_kinds import IN_LOW_PRECISION
+from traincheck.vocab.properties import RETURNS_DTYPE
 
 DIAGNOSIS = Diagnosis(
     slug="autocast-not-applied",
@@ -11,8 +13,8 @@ DIAGNOSIS = Diagnosis(
     "inputs had to be cast.",
     advice=("Look for a nested region that disables autocast, or a custom kernel that autocast does not know.",),
     explains=(
-        Match(verb="returns dtype"),
-        Match(verb="gives back", object="matrix products of autocast"),
+        Match(verb=RETURNS_DTYPE),
+        Match(verb=IN_LOW_PRECISION.verb, object=IN_LOW_PRECISION.object),
     ),
     priority=11,
     priority_reason="It changes speed and precision, not whether the model learns.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import ARGUMENT_IS_SCALED
 
 DIAGNOSIS = Diagnosis(
     slug="float16-without-loss-scaling",
@@ -11,7 +12,7 @@ DIAGNOSIS = Diagnosis(
     "Gradients below 6e-8 become zero in float16 (underflow), so parts of the model learn little or "
     "nothing.",
     advice=("Use torch.amp.GradScaler (scale, step, update), or autocast to bfloat16, which needs no scaler.",),
-    explains=(Match(verb="argument is scaled"),),
+    explains=(Match(verb=ARGUMENT_IS_SCALED),),
     priority=3,
     priority_reason="Zero gradients follow from it.",
     example="""\

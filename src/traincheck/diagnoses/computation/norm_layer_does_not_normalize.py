@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.api_output.call_kinds import SCALED
 
 DIAGNOSIS = Diagnosis(
     slug="norm-layer-does-not-normalize",
@@ -11,7 +12,7 @@ DIAGNOSIS = Diagnosis(
     "something else than the deviation or root mean square (an L2 norm, a sum), or over another "
     "dimension.",
     advice=("Check the forward method of this layer: what does it divide by, and over which dimension?",),
-    explains=(Match(verb="gives back", object="the scale of its weight"),),
+    explains=(Match(verb=SCALED.verb, object=SCALED.object),),
     priority=10,
     priority_reason="The model trains; other defects stop it from learning.",
     example="""\

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.api_output.call_kinds import WITHIN_BOUND
+from traincheck.vocab.properties import RETURNS_LENGTH, RETURNS_MORE, RETURNS_WIDTH
 
 DIAGNOSIS = Diagnosis(
     slug="result-exceeds-limit",
@@ -10,8 +12,8 @@ DIAGNOSIS = Diagnosis(
     problem="The length of the result is beyond the bound that you passed to the call.",
     advice=("Check how the limit is computed, and what is cut off before and after that.",),
     explains=(
-        Match(verb=("returns length", "returns width", "returns more")),
-        Match(verb="gives back", object="no more than is asked for"),
+        Match(verb=(RETURNS_LENGTH, RETURNS_WIDTH, RETURNS_MORE)),
+        Match(verb=WITHIN_BOUND.verb, object=WITHIN_BOUND.object),
     ),
     priority=11,
     priority_reason="It concerns a single result; defects of training matter more.",

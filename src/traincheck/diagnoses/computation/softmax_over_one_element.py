@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import ARGUMENT_SIZE
 
 DIAGNOSIS = Diagnosis(
     slug="softmax-over-one-element",
@@ -10,7 +11,7 @@ DIAGNOSIS = Diagnosis(
     problem="The dimension that the function normalizes (softmax, for example) has one element. Its result is "
     "constant, and no gradient flows through it.",
     advice=("Check the shape of the input and the dimension that you pass.",),
-    explains=(Match(verb="argument size"),),
+    explains=(Match(verb=ARGUMENT_SIZE),),
     priority=10,
     priority_reason="Zero gradients follow from it, and name the parameters better.",
     example="""\

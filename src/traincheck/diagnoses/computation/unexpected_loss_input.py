@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import ARGUMENT_VALUES
 
 DIAGNOSIS = Diagnosis(
     slug="unexpected-loss-input",
@@ -10,7 +11,7 @@ DIAGNOSIS = Diagnosis(
     problem="The prediction that goes into the loss is of another kind than in good runs. Rows that sum to one "
     "are probabilities; the loss may expect scores (logits), or the other way round.",
     advice=("Check which function you apply to the model output before the loss; cross_entropy expects raw scores.",),
-    explains=(Match(verb="argument values"),),
+    explains=(Match(verb=ARGUMENT_VALUES),),
     priority=10,
     priority_reason="It changes how well a model learns; a broken loop matters more.",
     example="""\

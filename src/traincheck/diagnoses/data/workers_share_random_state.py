@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import WORKER_STATES
 
 DIAGNOSIS = Diagnosis(
     slug="workers-share-random-state",
@@ -13,7 +14,7 @@ DIAGNOSIS = Diagnosis(
         "Seed each worker differently (worker_init_fn), and create random generators in the worker, not"
         " in the dataset.",
     ),
-    explains=(Match(verb="states of workers"),),
+    explains=(Match(verb=WORKER_STATES),),
     priority=9,
     priority_reason="It changes the data; defects in the training loop matter more.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.api_output.call_results import REQUIRES_GRAD
 
 DIAGNOSIS = Diagnosis(
     slug="gradient-flow-stops",
@@ -10,7 +11,7 @@ DIAGNOSIS = Diagnosis(
     problem="An input of the call requires a gradient, but its result does not. The autograd graph ends here "
     "(detach, .item(), .data, no_grad).",
     advice=("Look for the code that takes the result out of the graph.",),
-    explains=(Match(verb="returns", object="requires_grad"),),
+    explains=(Match(verb=REQUIRES_GRAD.verb, object=REQUIRES_GRAD.object),),
     priority=5,
     priority_reason="Training in the wrong mode or with frozen parameters explains it.",
     example="""\

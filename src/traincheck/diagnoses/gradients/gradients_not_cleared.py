@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.periodic.parameter_updates import GRAD
+from traincheck.vocab.properties import IS_CLEARED
 
 DIAGNOSIS = Diagnosis(
     slug="gradients-not-cleared",
@@ -13,7 +15,7 @@ DIAGNOSIS = Diagnosis(
         "Call optimizer.zero_grad() once in every step, before the backward pass or after the step.",
         "If you accumulate gradients on purpose, clear them after each optimizer step.",
     ),
-    explains=(Match(object="parameter.grad", detail="is cleared"),),
+    explains=(Match(object=GRAD, detail=IS_CLEARED),),
     priority=3,
     priority_reason="An update that reaches no parameter also leaves gradients behind.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import IS_UPDATED_BEFORE_USE
 
 DIAGNOSIS = Diagnosis(
     slug="random-buffer-used-before-update",
@@ -13,7 +14,7 @@ DIAGNOSIS = Diagnosis(
     advice=(
         "Run the first update when you create the buffer (or load it), or evaluate only after the first training step.",
     ),
-    explains=(Match(verb="is updated before it is used"),),
+    explains=(Match(verb=IS_UPDATED_BEFORE_USE),),
     priority=1,
     priority_reason="Results that use the buffer are wrong because of it.",
     example="""\

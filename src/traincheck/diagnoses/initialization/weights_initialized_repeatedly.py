@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import FILLS_MEMORY
 
 DIAGNOSIS = Diagnosis(
     slug="weights-initialized-repeatedly",
@@ -10,7 +11,7 @@ DIAGNOSIS = Diagnosis(
     problem="One line of the program initializes most of its tensors several times in one go: the "
     "initialization visits the same weights once for every module around them.",
     advice=("Initialize only the own parameters of each module, without those of its children.",),
-    explains=(Match(verb="fills"),),
+    explains=(Match(verb=FILLS_MEMORY),),
     priority=9,
     priority_reason="It costs time and changes the start, not the training loop.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import ARGUMENT_AGREES
 
 DIAGNOSIS = Diagnosis(
     slug="call-ignores-module-mode",
@@ -10,7 +11,7 @@ DIAGNOSIS = Diagnosis(
     problem="A flag of this call (training=...) differs from the training flag of the module around it. Dropout"
     " or batch statistics are on in evaluation mode, or off in training mode.",
     advice=("Pass training=self.training to the call.",),
-    explains=(Match(verb="argument agrees"),),
+    explains=(Match(verb=ARGUMENT_AGREES),),
     priority=10,
     priority_reason="A model in the wrong mode explains it.",
     example="""\

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.api_arg.mode_arguments import OFF
+from traincheck.vocab.properties import ARGUMENT_AGREES
 
 DIAGNOSIS = Diagnosis(
     slug="dropout-active-in-evaluation",
@@ -10,7 +12,7 @@ DIAGNOSIS = Diagnosis(
     problem="A module in evaluation mode passes a nonzero dropout rate to this call. In good runs, the rate is "
     "zero there. Evaluation results are random, and worse than they should be.",
     advice=("Pass a rate of 0.0 unless self.training is True.",),
-    explains=(Match(verb="argument agrees", detail="zero in evaluation"),),
+    explains=(Match(verb=ARGUMENT_AGREES, detail=OFF),),
     priority=10,
     priority_reason="A model in the wrong mode explains it.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import CONTAINS_CALL, PRECEDED_BY
 
 DIAGNOSIS = Diagnosis(
     slug="training-in-evaluation-mode",
@@ -14,8 +15,8 @@ DIAGNOSIS = Diagnosis(
         "Look for the last model.eval() before this step.",
     ),
     explains=(
-        Match(verb="contains call", object="*.forward", detail="training=*", evidence="here *"),
-        Match(verb="preceded by", object="*.forward", detail="training=*"),
+        Match(verb=CONTAINS_CALL, object="*.forward", detail="training=*", evidence="here *"),
+        Match(verb=PRECEDED_BY, object="*.forward", detail="training=*"),
     ),
     priority=1,
     priority_reason="The mode changes what a model computes, so other differences follow from it.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.consistent.buffers import SAME
 
 DIAGNOSIS = Diagnosis(
     slug="buffers-differ-between-ranks",
@@ -14,7 +15,7 @@ DIAGNOSIS = Diagnosis(
         "Check that you call the model through its distributed wrapper, and that the wrapper broadcasts"
         " buffers. Use SyncBatchNorm for statistics over all ranks.",
     ),
-    explains=(Match(verb="same on ranks", object="buffer.used_data"),),
+    explains=(Match(verb=SAME.verb, object=SAME.object),),
     priority=2,
     priority_reason="Different data on the ranks can explain it.",
     example="""\

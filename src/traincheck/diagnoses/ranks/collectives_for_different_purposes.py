@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.api_arg.rank_calls import SAME_PURPOSE
 
 DIAGNOSIS = Diagnosis(
     slug="collectives-for-different-purposes",
@@ -14,7 +15,7 @@ DIAGNOSIS = Diagnosis(
         "Look for a collective, such as all_reduce, in a loop or behind a condition that differs "
         "between ranks (a stage without experts, an empty parameter group).",
     ),
-    explains=(Match(verb="calls on ranks", object="for the same purpose"),),
+    explains=(Match(verb=SAME_PURPOSE.verb, object=SAME_PURPOSE.object),),
     priority=1,
     priority_reason="All values that it combines are wrong.",
     example="""\

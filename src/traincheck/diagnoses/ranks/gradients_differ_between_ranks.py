@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.consistent.replicas import USED_GRAD
+from traincheck.vocab.properties import SAME_ON_RANKS
 
 DIAGNOSIS = Diagnosis(
     slug="gradients-differ-between-ranks",
@@ -15,7 +17,7 @@ DIAGNOSIS = Diagnosis(
         "its parameters were replaced or moved after wrapping, its hooks are lost.",
         "Check the collective that reduces these gradients, and how each rank uses its result.",
     ),
-    explains=(Match(verb="same on ranks", object="parameter.used_grad"),),
+    explains=(Match(verb=SAME_ON_RANKS, object=USED_GRAD),),
     priority=2,
     priority_reason="Different data or settings on the ranks can explain it.",
     example="""\

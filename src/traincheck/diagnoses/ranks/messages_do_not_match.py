@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import MESSAGES
 
 DIAGNOSIS = Diagnosis(
     slug="messages-do-not-match",
@@ -13,7 +14,7 @@ DIAGNOSIS = Diagnosis(
         "Check how each rank computes the size of its messages (a capacity, a number of tokens). Do the"
         " ranks agree on it first, for example by a maximum over the group?",
     ),
-    explains=(Match(verb="messages"),),
+    explains=(Match(verb=MESSAGES),),
     priority=2,
     priority_reason="Ranks that skip a collective explain it.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import DIFFERS_ON_RANKS
 
 DIAGNOSIS = Diagnosis(
     slug="ranks-train-on-same-batch",
@@ -13,7 +14,7 @@ DIAGNOSIS = Diagnosis(
         "Give the data loader a DistributedSampler, or each rank its own shard or seed of the data.",
         "Check that you call set_epoch, and that rank and world size belong to this job.",
     ),
-    explains=(Match(verb="differs on ranks"),),
+    explains=(Match(verb=DIFFERS_ON_RANKS),),
     priority=1,
     priority_reason="It concerns the data only, so it does not follow from a defect of the model.",
     example="""\

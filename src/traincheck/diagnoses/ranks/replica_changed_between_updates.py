@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.relations.consistent.replicas import THOUGH_KEPT
+from traincheck.relations.consistent.replicas import THOUGH_KEPT, USED_DATA
+from traincheck.vocab.properties import SAME_ON_RANKS
 
 DIAGNOSIS = Diagnosis(
     slug="replica-changed-between-updates",
@@ -12,7 +13,7 @@ DIAGNOSIS = Diagnosis(
     "begins. Something other than an update wrote to it, and not on every rank: weights loaded, "
     "averaged, clipped or reinitialized on one rank, or overwritten memory.",
     advice=("Check the code that writes to parameters between two updates: does every rank run it?",),
-    explains=(Match(verb="same on ranks", object="parameter.used_data", note=f"*{THOUGH_KEPT}*"),),
+    explains=(Match(verb=SAME_ON_RANKS, object=USED_DATA, note=f"*{THOUGH_KEPT}*"),),
     priority=1,
     priority_reason="Gradients that differ follow from it.",
     example="""\

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.relations.consistent.replicas import THOUGH_ALIKE
+from traincheck.relations.consistent.replicas import DATA, THOUGH_ALIKE
+from traincheck.vocab.properties import SAME_ON_RANKS
 
 DIAGNOSIS = Diagnosis(
     slug="replicas-updated-differently",
@@ -16,7 +17,7 @@ DIAGNOSIS = Diagnosis(
         "Check the code that clips or scales gradients: does it handle this parameter on every rank?",
         "Compare the settings and the state of the optimizer between ranks.",
     ),
-    explains=(Match(verb="same on ranks", object="parameter.data", note=f"*{THOUGH_ALIKE}*"),),
+    explains=(Match(verb=SAME_ON_RANKS, object=DATA, note=f"*{THOUGH_ALIKE}*"),),
     priority=1,
     priority_reason="Replicas that diverge here differ in every later step.",
     example="""\

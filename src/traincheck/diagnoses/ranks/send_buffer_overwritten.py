@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.api_output.call_results import UNCHANGED
 from traincheck.vocab.collectives import WAIT
+from traincheck.vocab.properties import LEAVES_ARGUMENT
 
 DIAGNOSIS = Diagnosis(
     slug="send-buffer-overwritten",
@@ -14,7 +16,7 @@ DIAGNOSIS = Diagnosis(
         "Keep the buffer that you passed to isend unchanged until wait() returns. Which code writes to it in between?",
         "If you reuse buffers, return them to the pool after the wait, not when the send starts.",
     ),
-    explains=(Match(api=WAIT, detail="unchanged"),),
+    explains=(Match(verb=LEAVES_ARGUMENT, api=WAIT, detail=UNCHANGED),),
     priority=1,
     priority_reason="Wrong values on the receiving rank follow from it.",
     example="""\

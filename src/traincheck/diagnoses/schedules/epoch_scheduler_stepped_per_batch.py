@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import COVERS_A_PASS
 
 DIAGNOSIS = Diagnosis(
     slug="epoch-scheduler-stepped-per-batch",
@@ -13,7 +14,7 @@ DIAGNOSIS = Diagnosis(
         "Call scheduler.step() once per epoch, after the loop over batches. Or build the scheduler for "
         "epochs times batches.",
     ),
-    explains=(Match(verb="covers a pass"),),
+    explains=(Match(verb=COVERS_A_PASS),),
     priority=7,
     priority_reason="It changes how well a model learns, not whether it learns.",
     example="""\

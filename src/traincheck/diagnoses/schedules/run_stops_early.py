@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import REACHES
 
 DIAGNOSIS = Diagnosis(
     slug="run-stops-early",
@@ -11,7 +12,7 @@ DIAGNOSIS = Diagnosis(
     " were complete. If training ends there, its last epochs are missing: the total number of steps "
     "(max_steps) is too low.",
     advice=("Check how the total number of steps is computed. Does a division round down, or skip the last group?",),
-    explains=(Match(verb="reaches", api="loader.*"),),
+    explains=(Match(verb=REACHES, api="loader.*"),),
     priority=8,
     priority_reason="It concerns the end of a run; earlier defects matter more.",
     example="""\

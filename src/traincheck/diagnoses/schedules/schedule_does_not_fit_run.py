@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.periodic.run_totals import TOTAL
 
 DIAGNOSIS = Diagnosis(
     slug="schedule-does-not-fit-run",
     title="The learning rate schedule does not fit the length of the run",
     problem="The scheduler was built for another number of steps than the run makes.",
     advice=("Compare the number of steps that the scheduler was built for with the number of optimizer steps.",),
-    explains=(Match(object="scheduler.total"),),
+    explains=(Match(object=TOTAL),),
     priority=8,
     priority_reason="It changes how well a model learns, not whether it learns.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import IS_AS_BUILT
 
 DIAGNOSIS = Diagnosis(
     slug="module-attribute-overwritten",
@@ -14,7 +15,7 @@ DIAGNOSIS = Diagnosis(
         "Search the code between building the model and its first call for writes to this attribute.",
         "Check whether anything was derived from it in between: a placement, a rank, a file name.",
     ),
-    explains=(Match(verb="is as built"),),
+    explains=(Match(verb=IS_AS_BUILT),),
     priority=1,
     priority_reason="Placements, ranks and files that use the attribute are wrong because of it.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import KEEPS, RESTORES, STAYS
 
 DIAGNOSIS = Diagnosis(
     slug="state-changed-between-steps",
@@ -10,7 +11,7 @@ DIAGNOSIS = Diagnosis(
     problem="Between two optimizer steps, something changed that good runs never change: whether a parameter is"
     " trainable, its dtype, or a hyperparameter.",
     advice=("Check the code that ran since the last step: saving, wrapping, loading, an evaluation.",),
-    explains=(Match(verb=("stays", "keeps", "restores")),),
+    explains=(Match(verb=(STAYS, KEEPS, RESTORES)),),
     priority=4,
     priority_reason="A restart, a wrong mode or a wrong optimizer explains it.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.consistent.readiness import IN_FORCE
 
 DIAGNOSIS = Diagnosis(
     slug="train-override-not-called",
@@ -13,7 +14,7 @@ DIAGNOSIS = Diagnosis(
         "Call model.train() before the first step, also for a new model.",
         "Or apply the effect of train() in the constructor as well.",
     ),
-    explains=(Match(verb="has taken effect", object="*own_train*"),),
+    explains=(Match(verb=IN_FORCE.verb, object=IN_FORCE.object),),
     priority=1,
     priority_reason="Parameters that should be frozen move because of it.",
     example="""\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import MOVES
 
 DIAGNOSIS = Diagnosis(
     slug="model-not-updated",
@@ -15,7 +16,7 @@ DIAGNOSIS = Diagnosis(
         "If the optimizer holds master copies, check the code that writes them back. Does it reach "
         "every group, and the parameters that the model has now?",
     ),
-    explains=(Match(verb="moves"),),
+    explains=(Match(verb=MOVES),),
     priority=4,
     priority_reason="Missing or stale gradients explain it, so they come first.",
     example="""\

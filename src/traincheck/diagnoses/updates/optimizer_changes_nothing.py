@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.periodic.parameter_updates import DATA
+from traincheck.vocab.properties import CHANGES
 
 DIAGNOSIS = Diagnosis(
     slug="optimizer-changes-nothing",
@@ -15,7 +17,7 @@ DIAGNOSIS = Diagnosis(
         "with requires_grad True?",
         "Build the optimizer after you freeze, wrap, move or replace layers.",
     ),
-    explains=(Match(object="parameter.data", detail="changes", grain=("call", "cycle")),),
+    explains=(Match(object=DATA, detail=CHANGES, grain=("call", "cycle")),),
     priority=2,
     priority_reason="It concerns all parameters, so it explains those that only some fail.",
     example="""\

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.periodic.parameter_updates import DATA
+from traincheck.vocab.properties import CHANGES
 
 DIAGNOSIS = Diagnosis(
     slug="parameters-never-updated",
@@ -13,7 +15,7 @@ DIAGNOSIS = Diagnosis(
         "Check that every trainable parameter is in a parameter group of the optimizer.",
         "If they should be frozen, set requires_grad to False.",
     ),
-    explains=(Match(object="parameter.data", detail="changes", grain="parameter.data"),),
+    explains=(Match(object=DATA, detail=CHANGES, grain=DATA),),
     priority=4,
     priority_reason="A step that changes nothing at all explains it.",
     example="""\

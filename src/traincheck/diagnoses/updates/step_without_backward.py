@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.properties import LEARNS_FROM
 
 DIAGNOSIS = Diagnosis(
     slug="step-without-backward",
@@ -13,7 +14,7 @@ DIAGNOSIS = Diagnosis(
         "Check that every path to this step calls loss.backward().",
         "Check that the loss comes from this model and is neither detached nor computed under no_grad.",
     ),
-    explains=(Match(verb="learns from"),),
+    explains=(Match(verb=LEARNS_FROM),),
     priority=1,
     priority_reason="Missing gradients and unchanged parameters follow from it.",
     example="""\
