@@ -112,7 +112,7 @@ def test_a_killed_run_is_reported_as_silent_and_then_as_killed(home: Path, start
     watch.says("step 20")
     run.kill()
     watch.says("rank 0 has sent no heartbeat for")
-    until(lambda: "the run is taken for killed" in watch.out)
+    until(lambda: "the run counts as killed" in watch.out)
     assert watch.ends() == 0
 
 

@@ -254,5 +254,5 @@ def test_a_pattern_that_names_nothing_is_reported(site: str) -> None:
 
 
 def test_an_optimizer_fault_needs_an_optimizer() -> None:
-    with pytest.raises(BadOption, match="an optimizer beside it"), inject(Net(), None, Fault(site="optimizer")):
+    with pytest.raises(BadOption, match="an optimizer in addition"), inject(Net(), None, Fault(site="optimizer")):
         pass

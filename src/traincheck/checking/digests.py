@@ -27,22 +27,22 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import DIGEST, NO_CALL, OF_VALUES, SOURCE, Call, Change, Reading, SharedValues, Window
 
 MAX_SECTIONS = 256
-"""Sections that are told apart; with more of them, several share a digest."""
+"""Maximum sections with a digest of their own; beyond it, several share a digest."""
 
 MAX_IN_FULL = 8
-"""Ranks that differ and are looked at name by name in one step; further ones are left out of it."""
+"""Groups of equal ranks that are compared name by name in one step; further groups are skipped."""
 
 SETTLING = 3
-"""Steps in which shards are told from replicas."""
+"""First steps, in which TrainCheck separates shards from replicas."""
 
 EVERY = 10
-"""Of the steps in which all ranks agree, one in so many is looked at name by name all the same."""
+"""If all ranks agree, one step in this many is still compared name by name."""
 
 
 def lean(window: Window, demand: Demand) -> Window:
-    """What a rank tells the others of a window: digests, and of the rest what `demand` asks for.
+    """Return the part of a window that a rank publishes: digests, and other events that `demand` includes.
 
-    `demand` is that of the rules about ranks. Calls that place the window among those of others are kept in any case.
+    `demand` is the demand of the rules about ranks. Calls that align windows of different ranks always stay.
     """
     values = list(values_of(window))
     crowded = len({section_of(variable) for _, variable, _ in values}) > MAX_SECTIONS
@@ -50,7 +50,7 @@ def lean(window: Window, demand: Demand) -> Window:
     for value in values:
         section = section_of(value[1], crowded)
         digest = xxhash.xxh3_64_intdigest(repr(value).encode())
-        sums[section] = (sums.get(section, 0) + digest) & _MASK  # a sum: ranks may tell them in another order
+        sums[section] = (sums.get(section, 0) + digest) & _MASK  # a sum, because the order may differ between ranks
     digests = (Reading(-1, NO_CALL, section, DIGEST, OF_VALUES, value) for section, value in sorted(sums.items()))
     pairs = {(quantity, variable) for quantity, variable, _ in values}
     others = (reading for reading in window.readings if (_quantity(reading), reading.variable) not in pairs)
@@ -61,7 +61,7 @@ def lean(window: Window, demand: Demand) -> Window:
 
 
 def full(window: Window, demand: Demand) -> Window:
-    """What a rank tells where digests differ: as `lean`, with the values in place of their digests."""
+    """Return the window that a rank publishes if digests differ: like `lean`, with values instead of digests."""
     pairs = {(quantity, variable) for quantity, variable, _ in values_of(window)}
     readings = tuple(
         reading
@@ -76,35 +76,35 @@ def full(window: Window, demand: Demand) -> Window:
 
 
 def section_of(variable: str, crowded: bool = False) -> str:
-    """The section of a variable, see Note [A tree of three levels]."""
+    """Return the section of a variable, see Note [A tree of three levels]."""
     names = _without_numbers(variable)
     return f"~{xxhash.xxh3_64_intdigest(names.encode()) % MAX_SECTIONS}" if crowded else names
 
 
 InFull = Callable[[Sequence[Window]], Sequence[Window | None]]
-"""Gives the windows of some ranks in full, in the order of the lean ones that it is given; None for what is gone."""
+"""Returns the full windows for lean ones, in their order; None for windows that are no longer available."""
 
 
 _Blocks = tuple[int, ...]
-"""For each rank the place of the first one that holds the same."""
+"""For each rank, the index of the first rank with equal values."""
 
 
 class Classes:
-    """Puts the windows of several ranks together, so that one is compared for all that agree with it."""
+    """Merges the windows of several ranks, so that one window represents all ranks that agree with it."""
 
     def __init__(self, in_full: InFull) -> None:
         self._in_full = in_full
         self._shards: dict[str, _Blocks] = {}
         self._new_shards: dict[str, _Blocks] = {}
         self.looked_at = 0
-        """Windows of other ranks than the first one that were asked for in full."""
+        """Full windows requested from ranks other than the first."""
         self._cut = 0
         self._gone = 0
         self._agreed: Counter[frozenset[str]] = Counter()
 
     def together(self, windows: Sequence[Window]) -> list[Window]:
-        """Lean windows of the same part of the run, as `ComparesRanks.across` takes them; without those of ranks that
-        are left out (see `not_compared`)."""
+        """Return lean windows of one part of the run in the form for `ComparesRanks.across`, without skipped ranks
+        (see `not_compared`)."""
         digests_of = [_digests(window) for window in windows]
         sections = sorted(set().union(*digests_of))
         who = {section: _blocks([of_rank.get(section) for of_rank in digests_of]) for section in sections}
@@ -115,7 +115,7 @@ class Classes:
         for index in range(len(windows)):
             mine = tuple(who[section][index] for section in sections if section not in shards)
             groups.setdefault(mine, []).append(index)
-        # The first rank, then those that have just gone apart.
+        # The first rank, then ranks that have just diverged.
         ordered = sorted(groups.values(), key=lambda indices: (indices[0] > 0, changed.isdisjoint(indices), indices[0]))
         leaders = [indices[0] for indices in ordered[:MAX_IN_FULL]]
         if len(leaders) == 1 and not self._is_due(frozenset(sections)):
@@ -132,23 +132,23 @@ class Classes:
         return _put_together(windows, ordered, whole, shards, crowded)
 
     def _is_due(self, sections: frozenset[str]) -> bool:
-        """Whether to look at a step in which all agree: the rules are then tried on what is held alike."""
+        """Return whether to judge a step in which all ranks agree, so that rules are tried on equal values."""
         self._agreed[sections] += 1
         return self._agreed[sections] <= SETTLING or self._agreed[sections] % EVERY == 0
 
     def not_compared(self) -> tuple[str, ...]:
-        """What was left out, and why. In the first steps too many may differ while shards are told apart."""
+        """Return the skipped comparisons, with a reason. Early on, many ranks may differ until shards are known."""
         if self._cut <= SETTLING and not self._gone:
             return ()
         return (f"in {self._cut} steps too many ranks differed, or were too slow, to be compared name by name",)
 
-    def nothing_wrong(self) -> None:
-        """No rule failed in the windows last put together: what differed in them may well do so."""
+    def accept_differences(self) -> None:
+        """Record that no rule failed in the last merged windows, so their differing sections are shards."""
         self._shards.update(self._new_shards)
 
 
 def _changed(before: Mapping[str, _Blocks], now: Mapping[str, _Blocks]) -> set[int]:
-    """The ranks (their places) that do not hold the same as the same others as before."""
+    """Return the indices of ranks whose group of equal ranks has changed."""
     ranks: set[int] = set()
     for section, blocks in before.items():
         if now.get(section, blocks) != blocks:
@@ -171,7 +171,7 @@ def _put_together(
     shards: set[str],
     crowded: bool,
 ) -> list[Window]:
-    """The windows in their order: of each group one in full but for the shards, and the others as its like."""
+    """Return the windows in their order: one per group in full, without shards, and the others as its equals."""
     together: dict[int, Window] = {}
     for indices in groups:
         leader = whole.get(indices[0])
@@ -186,8 +186,7 @@ def _put_together(
 def _all_different(
     whole: dict[int, Window], who: Mapping[str, _Blocks], opened: set[str], crowded: bool
 ) -> Iterator[str]:
-    """Of the sections that were looked at on several groups of ranks, those of which no two of them hold the same of
-    any variable."""
+    """Yield compared sections in which no two groups of ranks have an equal value of any variable."""
     seen: dict[str, Counter[tuple[str, str, str]]] = {section: Counter() for section in opened}
     counted_blocks: dict[str, set[int]] = {section: set() for section in opened}
     for index, window in whole.items():
@@ -215,7 +214,7 @@ def _without(window: Window, shards: set[str], crowded: bool) -> Window:
 
 
 def _blocks(values: Sequence[object]) -> _Blocks:
-    """For each rank the first one that has the same."""
+    """Return for each rank the index of the first rank with an equal value."""
     first: dict[object, int] = {}
     return tuple(first.setdefault(value, index) for index, value in enumerate(values))
 
@@ -225,20 +224,20 @@ def _digests(window: Window) -> dict[str, Any]:
 
 
 def values_of(window: Window) -> Iterator[tuple[str, str, object]]:
-    """What of a window the relations compare over ranks: of what thing, of which variable, and its content."""
+    """Yield the values of a window that relations compare between ranks: quantity, variable and content."""
     for relation in _with_values():
         yield from relation.values(window)
 
 
 @cache
 def _with_values() -> tuple[Any, ...]:
-    """The relations that compare values; looked up once, as that costs more than a window."""
+    """Return the relations that compare values. Cached, because the lookup costs more than a window."""
     relations = sorted(plugins.load("traincheck.relations").items())
     return tuple(relation for _, relation in relations if hasattr(relation, "values"))
 
 
 def _calls(window: Window, demand: Demand, around: Set[int] = frozenset()) -> tuple[Call, ...]:
-    """The calls of a window that are asked for, or that something was told around."""
+    """Return the calls of a window that the demand includes, or that enclose a published event."""
     return tuple(
         call
         for call in window.calls

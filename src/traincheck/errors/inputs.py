@@ -106,7 +106,7 @@ class TallyTooNew(_TooNew, TallyError):
 class JournalUnreadable(_Unreadable, InputError):
     slug = "journal-unreadable"
     kind = "a journal"
-    cure = "A journal is the file that `traincheck infer RUN ... -o BOOK` writes beside the book, BOOK.journal.jsonl."
+    cure = "A journal is the file that `traincheck infer RUN ... -o BOOK` writes next to the book, BOOK.journal.jsonl."
 
 
 class RunFolderError(InputError):

@@ -13,7 +13,7 @@ from traincheck.vocab.finding import Finding
 def import_terminal() -> None:
     """Import of the terminal library what draws a random number then: now, while it can be put back.
 
-    Later it would be drawn beside the training, from the stream of the program.
+    Afterwards, it would be drawn during the training, from the program's stream.
     """
     state = random.getstate()
     import rich.style  # noqa: F401

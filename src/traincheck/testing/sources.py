@@ -162,7 +162,7 @@ class _Check:
             undo.close()
             gc.unfreeze()
         if not may_fail and (errors or any(reason.startswith(f"{self._name}:") for reason in missing)):
-            raise _fail(f"{where}, {self._name} fails: {(errors or missing)[0]}", "Mend that first") from next(
+            raise _fail(f"{where}, {self._name} fails: {(errors or missing)[0]}", "Fix that first") from next(
                 iter(errors), None
             )
         if computed != self._expected:

@@ -208,7 +208,7 @@ def _in_gradients(model: torch.nn.Module, _: object, injected: Injected, undo: E
 
 def _in_optimizer(model: torch.nn.Module, optimizer: Any, injected: Injected, undo: ExitStack) -> int:
     if optimizer is None:
-        raise BadOption("site of a fault", OPTIMIZER, "an optimizer beside it, for its steps are what is hit")
+        raise BadOption("site of a fault", OPTIMIZER, "an optimizer in addition, because the fault hits its steps")
     parameters = _parameters(model, injected.fault)
 
     def hook(*_: object) -> None:

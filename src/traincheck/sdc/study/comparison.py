@@ -29,7 +29,7 @@ from traincheck.sdc.workload.training import Training
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 UPDATE = "update"
-"""The direction of parameters after an update, beside the sites of a fault: forward, backward and gradient."""
+"""The direction of parameters after an update. The others are sites of a fault: forward, backward and gradient."""
 
 Progress = Callable[[str, int, int], object]
 

@@ -82,7 +82,7 @@ class FeedForward(nn.Module):  # type: ignore[misc]
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """A layer: attention and feed-forward, each behind a norm and beside the residual stream."""
+    """A layer: attention and feed-forward, each after a norm, added to the residual stream."""
 
     def __init__(self, config: DecoderConfig, ranks: int = 1) -> None:
         super().__init__()
