@@ -94,8 +94,9 @@ class Script:
         start, end = self.span(statement)
         line_start = self.text.rfind("\n", 0, start) + 1
         line_end = self.text.find("\n", end)
-        if self.text[line_start:start].strip() or self.text[end : len(self.text) if line_end < 0 else line_end].strip():
-            return Edit(start, end, "pass")  # it shares its line, with `;`, a comment or the head of its block
+        rest = self.text[end : len(self.text) if line_end < 0 else line_end].strip()
+        if self.text[line_start:start].strip() or not (rest == "" or rest.startswith("#")):
+            return Edit(start, end, "pass")  # it shares its line, with `;` or the head of its block
         return Edit(line_start, len(self.text) if line_end < 0 else line_end + 1, "")
 
     def insert_before(self, statement: ast.stmt, text: str) -> Edit:
