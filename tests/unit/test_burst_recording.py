@@ -315,6 +315,29 @@ def test_it_is_declined_where_the_program_has_replaced_what_we_wrap() -> None:
         torch.nn.utils.clip_grad_norm_ = original
 
 
+@pytest.mark.parametrize("demand", [NOTHING, EVERYTHING], ids=["nothing", "everything"])
+def test_the_sampling_gate_does_not_grow_with_reattachments(demand: Demand) -> None:
+    with looking(demand) as looked:
+        gate = looked.recorder.sampling_gate
+        sizes = []
+        for everything in (True, False) * 3:
+            looked.attachment.record_everything(everything)
+            sizes.append((len(gate._suspendables), len(gate._resets), len(gate._repeats)))
+        assert sizes == sizes[:2] * 3
+    assert not gate._suspendables
+
+
+def test_sources_are_reattached_while_hooks_are_suspended() -> None:
+    with looking(EVERYTHING) as looked:
+        gate = looked.recorder.sampling_gate
+        gate.suspend()
+        looked.attachment.record_everything(True)
+        assert not looked.recorder.profiler.suspended
+        assert gate.resume()
+        train(1)
+    assert looked.windows and looked.faults == []
+
+
 def test_what_is_compiled_is_not_compiled_again() -> None:
     def trained(ask: Callable[[int], object]) -> tuple[list[float], int]:
         torch._dynamo.reset()

@@ -119,7 +119,7 @@ class LoaderSource:
         wrap(undo, iterator, "__next__", self._next_begins, self._next_ends, self._next_fails, always=True)
         if ORDER in self._results:
             wrap(undo, iterator, "_next_index", self._index_begins, self._index_ends, _no_op)
-        recorder.after_gap(self.name, self._forget)
+        recorder.after_gap(self.name, self._forget, undo=undo)
         recorder.at_end(recorder.guarded(self.name, self._at_end))
         return undo
 

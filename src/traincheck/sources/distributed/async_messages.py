@@ -67,7 +67,7 @@ class AsyncMessages:
         if work is None or not demand.records_call(_LEVELS) or not observed:
             return
         self._recorder = recorder
-        recorder.after_gap(self.name, self._pending.clear)
+        recorder.after_gap(self.name, self._pending.clear, undo=undo)
         guarded = recorder.guarded
         waiting = wrapping(
             guarded(self.name, self._wait_begins),

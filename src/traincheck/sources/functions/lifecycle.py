@@ -88,7 +88,7 @@ class LifecycleSource(RecorderListener):
         for key, call in list(self._regions.items()):
             if not demand.records_call(call.levels):  # entered under a larger demand
                 recorder.drop_call(self._regions.pop(key))
-        recorder.after_gap(self.name, self._regions.clear)
+        recorder.after_gap(self.name, self._regions.clear, undo=undo)
         return undo
 
     # -- functions -------------------------------------------------------------------------------------------------

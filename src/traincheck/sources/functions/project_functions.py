@@ -244,7 +244,10 @@ class ProjectFunctionSource(RecorderListener):
 
         sys.setprofile(profile)
         recorder.profiler.callback = profile
-        recorder.sampling_gate.add_suspendable(ProfilerSuspension(recorder.profiler, opened))
+        suspension = ProfilerSuspension(recorder.profiler, opened)
+        recorder.sampling_gate.add_suspendable(suspension)
+        undo.callback(recorder.sampling_gate.remove_suspendable, suspension)
+        undo.callback(suspension.end)
 
         def stop() -> None:
             recorder.profiler.callback = None

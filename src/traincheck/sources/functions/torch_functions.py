@@ -79,7 +79,8 @@ class TorchFunctionSource:
                 self._mode = _RecordingMode(demand, recorder, self._summaries, self._call_context, self.name)
                 self._mode.__enter__()
                 recorder.hooks.mode = self._mode
-                recorder.sampling_gate.add_suspendable(self._mode)
+                self._sampling_gate = recorder.sampling_gate
+                self._sampling_gate.add_suspendable(self._mode)
             else:
                 self._mode.set_demand(demand)  # it keeps its position in the stack of modes
             mode = self._mode
@@ -93,6 +94,7 @@ class TorchFunctionSource:
     def _leave(self) -> None:
         mode, self._mode = self._mode, None
         if mode is not None:
+            self._sampling_gate.remove_suspendable(mode)
             _leave(mode)
 
     def _wrap_init(self, demand: Demand, recorder: Recorder, undo: UndoStack) -> None:

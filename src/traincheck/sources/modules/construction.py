@@ -191,7 +191,7 @@ class ConstructionReadings:
         if self._made:
             undo.callback(register_module_buffer_registration_hook(guarded(SOURCE, self._buffer_added)).remove)
         self._uninitialised.attach(undo, SOURCE)
-        self._recorder.after_gap(SOURCE, self._drop_built)
+        self._recorder.after_gap(SOURCE, self._drop_built, undo=undo)
         if self._own_train:
             record_train, ignore = guarded(SOURCE, self._train_called, always=True), lambda *_: None
             replace(undo, nn.Module, "train", wrapping(record_train, ignore, ignore))

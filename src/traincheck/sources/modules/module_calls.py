@@ -74,6 +74,7 @@ class ModuleCalls:
         self._ends.clear()
         self._hook_both()
         recorder.sampling_gate.add_suspendable(self)
+        undo.callback(recorder.sampling_gate.remove_suspendable, self)
         undo.callback(self._unhook)
 
     def add_listener(self, begins: Begins, ends: Ends | None = None, *, outermost: bool = False) -> None:

@@ -70,7 +70,7 @@ class ModuleStateSource:
         if self._attributes or self._construction.enabled:
             self._construction.attach(undo)
             self._calls.add_listener(recorder.guarded(self.name, self._read_module), outermost=True)
-            recorder.after_gap(self.name, self._forget_reported, repeatable=True)
+            recorder.after_gap(self.name, self._forget_reported, undo=undo, repeatable=True)
         return undo
 
     def _read_module(self, module: nn.Module, args: Any) -> None:

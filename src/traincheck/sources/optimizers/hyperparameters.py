@@ -78,7 +78,6 @@ class OptimizerReadings:
         self._recorder = recorder
         self._last_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
         self.set_demand(demand)
-        recorder.after_gap(SOURCE, self._forget_reported, repeatable=True)
 
     def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` requests."""
@@ -88,7 +87,8 @@ class OptimizerReadings:
         self._counters = [name for name in (STEP, LOWEST_STEP) if demand.takes_reading(STATE, name)]
         self._attributes = [name for name in PARAMETER_ATTRIBUTES if demand.takes_reading("parameter", name)]
 
-    def _forget_reported(self) -> None:
+    def forget_reported(self) -> None:
+        """Report all values again at the next step."""
         self._last_settings.clear()
         for variable, _ in self._catalog.living():
             for attribute in self._attributes:

@@ -310,14 +310,19 @@ class Recorder:
 
     # -- gaps, see Note [Windows that are not watched] -------------------------------------------------------------
 
-    def after_gap(self, source: str, reset: Callable[[], object], *, repeatable: bool = False) -> None:
-        """Call `reset` whenever events are taken again after a gap.
+    def after_gap(
+        self, source: str, reset: Callable[[], object], *, undo: ExitStack | None = None, repeatable: bool = False
+    ) -> None:
+        """Call `reset` whenever events are taken again after a gap; with `undo`, only until that stack is closed.
 
         After a gap a source must not compare with a state from before it. A source must also report again the values
         that it reports once, or on a change, for the readers of windows forget as well. A `reset` that only makes the
         source report again is `repeatable`: `repeat_reports` calls it, too.
         """
-        self.sampling_gate.add_reset(self.guarded(source, reset, always=True), repeatable=repeatable)
+        guarded_reset = self.guarded(source, reset, always=True)
+        self.sampling_gate.add_reset(guarded_reset, repeatable=repeatable)
+        if undo is not None:
+            undo.callback(self.sampling_gate.remove_reset, guarded_reset)
 
     def repeat_reports(self) -> None:
         """Make sources report again the values that they report once, for a reader that begins with the next window."""

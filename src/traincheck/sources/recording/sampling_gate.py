@@ -41,14 +41,25 @@ class SamplingGate:
         self._watched = True
 
     def add_suspendable(self, hook: Suspendable) -> None:
-        """Suspend `hook` between watched windows."""
+        """Suspend `hook` between watched windows, until `remove_suspendable`."""
         self._suspendables.append(hook)
 
+    def remove_suspendable(self, hook: Suspendable) -> None:
+        """Leave `hook` alone from now on."""
+        self._suspendables.remove(hook)
+
     def add_reset(self, reset: Callable[[], object], *, repeatable: bool) -> None:
-        """Call `reset` before the first watched window after a gap; also from `repeat_reports` if `repeatable`."""
+        """Call `reset` before the first watched window after a gap, until `remove_reset`; also from `repeat_reports` if
+        `repeatable`."""
         self._resets.append(reset)
         if repeatable:
             self._repeats.append(reset)
+
+    def remove_reset(self, reset: Callable[[], object]) -> None:
+        """Do not call `reset` any more."""
+        self._resets.remove(reset)
+        if reset in self._repeats:
+            self._repeats.remove(reset)
 
     def is_watched(self, step: int) -> bool:
         """Whether `step`, and the activity right before it, is watched."""

@@ -82,6 +82,11 @@ class ProfilerSuspension:
             profiler.unrecorded_calls = 0
             sys.setprofile(None)
 
+    def end(self) -> None:
+        """End a suspension without setting the profiler again, because it is about to be removed."""
+        if self._suspended and threading.get_ident() == self._thread:
+            self._suspended = self._profiler.suspended = False
+
     def can_resume(self) -> bool:
         """See `Suspendable`."""
         return not self._suspended or threading.get_ident() == self._thread
