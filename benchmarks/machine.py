@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 
 def machine() -> dict[str, object]:
-    """Processor architecture, cores, Python and the versions that matter."""
+    """Return processor architecture, cores, Python version and the versions of the main packages."""
     return {
         "processor": platform.machine(),
         "cores": os.cpu_count(),

@@ -241,11 +241,11 @@ def _where(cost: dict[str, Any]) -> str:
     for name, workload in cost["workloads"].items():
         for mode, costs in workload.get("where", {}).items():
             sources = [f"{source} {ms:.2f}" for source, ms in costs["sources_ms"].items() if ms >= 0.01][:MAX_SOURCES]
-            beside, microseconds = sum(costs["background_ms"].values()), costs["ns_per_event"] / 1e3
+            background, microseconds = sum(costs["background_ms"].values()), costs["ns_per_event"] / 1e3
             speed = "-" if costs["gb_per_second"] is None else f"{costs['gb_per_second']:.1f}"
             rows.append(
                 f"| {name} | {mode} | {sum(costs['sources_ms'].values()):.2f} | {', '.join(sources)} | "
-                f"{beside:.2f} | {costs['events']:.0f} | {microseconds:.1f} | {costs['hashed_mb']:.2f} | {speed} |\n"
+                f"{background:.2f} | {costs['events']:.0f} | {microseconds:.1f} | {costs['hashed_mb']:.2f} | {speed} |\n"
             )
     return WHERE + "".join(rows) if rows else ""
 

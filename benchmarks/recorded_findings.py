@@ -10,12 +10,12 @@ from traincheck.vocab.finding import UNEXPLAINED
 
 
 def diagnosis_of(finding: Mapping[str, Any]) -> str:
-    """The slug; results from before the catalogue have a title only."""
+    """Return the slug; results from before the catalogue have only a title."""
     return str(finding.get("diagnosis") or slug_of_title(finding["title"]))
 
 
 def title_of(finding: Mapping[str, Any]) -> str:
-    """The title as the catalogue has it now."""
+    """Return the current title in the catalogue."""
     slug = diagnosis_of(finding)
     entry = None if slug == UNEXPLAINED else catalogue().get(slug)
     return str(finding["title"]) if entry is None else entry.title

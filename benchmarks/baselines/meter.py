@@ -38,6 +38,6 @@ def meter(file: Path, *, anomaly: bool) -> None:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a distributed tensor that lies here."""
+    """Return the local part of a distributed tensor."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part

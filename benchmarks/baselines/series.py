@@ -15,9 +15,9 @@ from benchmarks.detection.warm import run_forked
 
 @dataclass(frozen=True)
 class Series:
-    """What was metered of rank 0: for step i + 1 the mean loss of its backward passes and the gradient norm.
+    """The series of rank 0: for step i + 1 the mean loss of its backward passes and the gradient norm.
 
-    `failed` says that the program ended with an error under anomaly mode, or that the mode warned.
+    `failed` is whether the program failed under anomaly mode, or the mode warned.
     """
 
     loss: np.ndarray

@@ -1,9 +1,9 @@
-"""The usual alarms on loss and gradient norm, to compare TrainCheck with.
+"""Compute the usual alarms on loss and gradient norm, the baselines for TrainCheck.
 
-Each alarms on a value that is not finite, and, from the eleventh step on, on one that lies further above the median of
-up to twenty steps before it than so many robust standard deviations (1.4826 times the median absolute deviation). How
-many is tuned: as few as leave all clean runs of the same program without an alarm. That favours these alarms, as they
-are judged by the runs that they were tuned on.
+Each alarm reports values that are not finite. From the eleventh step on, it also reports a value far above the median
+of up to twenty earlier steps. The threshold is a number of robust standard deviations (1.4826 times the median absolute
+deviation). It is tuned to the smallest number without an alarm in the clean runs of the same program. This favours the
+alarms, because they are judged by the runs that they were tuned on.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Iterable, Sequence
 LOSS, NORM = "loss alarm", "gradient norm alarm"
 
 WINDOW, WARM = 20, 10
-"""Steps that are looked back on, and those before which nothing is judged but what is not finite."""
+"""Steps before the judged one, and the number of first steps in which only non-finite values count."""
 SIGMA = 1.4826
-"""Median absolute deviations of a normal distribution in a standard deviation."""
+"""The standard deviation of a normal distribution in median absolute deviations."""
 LEAST = 1e-3
-"""Of the median: the least spread that is believed, for values that hardly move."""
+"""Minimum spread relative to the median, for nearly constant values."""
 
 
 def scores(values: Sequence[float]) -> list[float]:
-    """Of each step how many robust standard deviations it lies above the steps before; infinite what is not finite."""
+    """Return for each step its distance above earlier steps in robust standard deviations; infinite if not finite."""
     return [_score(values, at) for at in range(len(values))]
 
 
@@ -39,13 +39,13 @@ def _score(values: Sequence[float], at: int) -> float:
 
 
 def threshold(clean: Iterable[Sequence[float]]) -> float:
-    """The smallest multiple of 0.1 that no score of the clean runs is above."""
+    """Return the smallest multiple of 0.1 that no score of the clean runs exceeds."""
     highest = max((score for values in clean for score in scores(values)), default=0.0)
     return math.ceil(highest * 10) / 10 if math.isfinite(highest) else highest
 
 
 def first_alarm(values: Sequence[float], limit: float) -> int | None:
-    """The first step, from 1 on, whose score is above the limit."""
+    """Return the first step, counted from 1, with a score above the limit, or None."""
     for step, score in enumerate(scores(values), 1):
         if score > limit or score == math.inf:
             return step

@@ -1,4 +1,4 @@
-"""Tables of the effect of injected faults on training, from the studies."""
+"""Format tables of the effect of injected faults on training."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.corruption.studied import PERIOD, STEPS, SUBMODULES
+from benchmarks.corruption.studies import PERIOD, STEPS, SUBMODULES
 
 AT = (25, 50, 100, 200)
-"""Steps of a period whose distances are told."""
+"""Steps of a period with a distance in the table."""
 LAST = 20
-"""Steps at the end over which losses are averaged: that of a single batch says little."""
+"""Last steps whose losses are averaged, because the loss of a single batch is noisy."""
 
 
 def period(studies: Mapping[str, Mapping[str, Any]]) -> str:
-    """A period of training: losses and the distance of the parameters."""
+    """Return the table of training periods: losses, and the distance of the parameters."""
     head = ["bits", "seed", "strokes", "loss, trusted", "suspect", "difference", "evaluation, trusted", "suspect"]
     lines = [_of_period(bits, study) for bits, study in _named(studies, PERIOD)]
     return table([*head, *(f"distance at {step}" for step in AT)], lines)
 
 
 def _named(studies: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The studies of a kind, with the bits that are hit."""
+    """Return the studies of a kind, with the faulty bits."""
     return [(name.split(", ")[1], study) for name, study in studies.items() if name.startswith(f"{kind}, ")]
 
 
@@ -49,7 +49,7 @@ def _mean(series: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def single_steps(studies: Mapping[str, Mapping[str, Any]]) -> str:
-    """Single steps: the noise to signal of the gradients."""
+    """Return the table of single steps: the noise-to-signal ratio of the gradients."""
     lines = [
         [
             bits,
@@ -65,7 +65,7 @@ def single_steps(studies: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def submodules(studies: Mapping[str, Mapping[str, Any]]) -> str:
-    """Submodules in lock step: frequency and severity by their kind."""
+    """Return the table of synchronised submodules: frequency and severity of errors by kind."""
     lines = [
         [
             row["kind"],
@@ -77,13 +77,13 @@ def submodules(studies: Mapping[str, Mapping[str, Any]]) -> str:
             _number(row["worst"]),
         ]
         for row in studies.get(SUBMODULES, {"by_kind": ()})["by_kind"]
-        if row["direction"] != "update"  # of what is overwritten before nothing can be told
+        if row["direction"] != "update"  # parameters are overwritten before an update can be compared
     ]
     return table(["submodule", "direction", "elements", "wrong", "frequency", "severity", "worst"], lines)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows) + "\n"
 

@@ -1,4 +1,4 @@
-"""The grid of the benchmark: trainings with one fault each, and as many trainings without a fault."""
+"""Define the benchmark grid: trainings with one fault each, and as many without a fault."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ DECODER, IMAGES = "decoder-tiny", "benchmarks.corruption.workloads:images"
 NAMES = {DECODER: "decoder", IMAGES: "images"}
 
 BITS = (2, 20, 25, 30, 31)
-"""Of fp32: low in the mantissa (a change by some millionths), high in it (an eighth), low in the exponent (a factor of
-16), the highest one of it (2^128), the sign."""
+"""Bits of fp32: low in the mantissa (a change by some millionths), high in it (an eighth), low in the exponent (a
+factor of 16), the highest exponent bit (2^128), the sign."""
 WORDS_OF_BITS = {
     2: "2, low in the mantissa",
     20: "20, high in the mantissa",
@@ -23,7 +23,7 @@ WORDS_OF_BITS = {
 }
 SITES = (FORWARD, BACKWARD, GRADIENT, OPTIMIZER)
 RATES = (0.05, 0.5, 5.0)
-"""Strokes a step on the average, wherever they may come: the chance of each place is this over the number of them."""
+"""Average strokes per step over all locations; each location has this rate divided by their number."""
 WORDS_OF_RATES = {0.05: "1 in 20 steps", 0.5: "1 in 2 steps", 5.0: "5 a step"}
 
 PATTERNS = {
@@ -40,19 +40,17 @@ PLACES = {
     OPTIMIZER: {DECODER: 21, IMAGES: 3},
     COMMUNICATION: {DECODER: 21, IMAGES: 6},
 }
-"""How many places of a step a pattern names: calls of modules, or parameters. A test counts them."""
+"""Locations per step that match a pattern: module calls or parameters. A test counts them."""
 
 LASTING = 8
-"""Elements that a stuck bit is in: in some of them it has the other value, else it would be no fault."""
+"""Elements with a stuck bit; in some of them the bit has the other value, so the fault has an effect."""
 CLEAN_SEEDS = 1000
-"""Seeds of the trainings without a fault begin here: no training has both, so what is tuned on the one kind is judged
-by the other."""
+"""First seed of the trainings without a fault. Faulty and clean trainings share no seed, so tuning data is separate."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A training of a workload, and the fault in it; `site` is empty where there is none. A stuck bit strikes always,
-    so it has no rate."""
+    """A training of a workload with its fault; `site` is empty without one. A stuck bit always strikes: no rate."""
 
     workload: str
     seed: int
@@ -63,7 +61,7 @@ class Point:
 
     @property
     def fault(self) -> Fault | None:
-        """The fault."""
+        """Return the fault, or None."""
         if not self.site:
             return None
         pattern, places = PATTERNS[self.site][self.workload], PLACES[self.site][self.workload]
@@ -74,7 +72,7 @@ class Point:
         return Fault(BITFLIP, self.site, pattern, bit=self.bit, chance=min(1.0, self.rate / places), seed=seed)
 
     def data(self) -> dict[str, object]:
-        """As JSON holds it."""
+        """Return the point for JSON."""
         result = {"workload": NAMES[self.workload], "seed": self.seed}
         fault = self.fault
         if fault is None:
@@ -91,10 +89,10 @@ class Grid:
     rates: Sequence[float]
     seeds: int
     stuck: Sequence[str] = ()
-    """CallSites at which a bit is stuck, besides."""
+    """Additional sites with a stuck bit."""
 
     def points(self, workload: str) -> Iterator[Point]:
-        """The trainings with a fault."""
+        """Yield the trainings with a fault."""
         for seed in range(self.seeds):
             for site in self.sites:
                 for bit in self.bits:
@@ -104,16 +102,16 @@ class Grid:
                 yield Point(workload, seed, site, 20, kind=STUCK)
 
     def clean(self, workload: str) -> Iterator[Point]:
-        """As many without one, each with weights and data of its own."""
+        """Yield as many trainings without a fault, each with different weights and data."""
         for number, point in enumerate(self.points(workload)):
             yield replace(point, seed=CLEAN_SEEDS + number, site="", bit=0, rate=0.0, kind=BITFLIP)
 
     def all(self, workload: str) -> list[Point]:
-        """Both kinds."""
+        """Return trainings with and without a fault."""
         return [*self.points(workload), *self.clean(workload)]
 
 
 WHOLE = Grid(BITS, SITES, RATES, 2, stuck=(FORWARD, OPTIMIZER))
 HALF = Grid(BITS, SITES, RATES, 1)
-"""For the second workload."""
+"""The grid of the second workload."""
 QUICK = Grid((20,), (OPTIMIZER,), (0.5,), 1)

@@ -1,9 +1,8 @@
-"""One rank of the job of two that trains points one after the other, each checked as `traincheck run` checks it:
-`torchrun --nproc-per-node 2 -m benchmarks.corruption.job FOLDER`.
+"""Train points on one of two ranks, with the checks of `traincheck run`.
 
-FOLDER/tasks.jsonl names watch and point of each training; rank R writes a line for each into FOLDER/rank-R.jsonl. A
-training has a process group of its own, so that what TrainCheck's ranks tell each other is of this one, and a run
-folder of its own.
+Start it with `torchrun --nproc-per-node 2 -m benchmarks.corruption.job FOLDER`. FOLDER/tasks.jsonl has the check and
+the point of each training. Rank R writes a line for each into FOLDER/rank-R.jsonl. Each training has a separate run
+folder and process group, so ranks exchange messages of one training only.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import traincheck
+from benchmarks.corruption.alarm_training import CPU, NONE
 from benchmarks.corruption.grid import Point
-from benchmarks.corruption.trained import CPU, NONE
-from benchmarks.corruption.watches import RULES, WATCHES, Watch
+from benchmarks.corruption.rank_checks import RANK_CHECKS, RULES, RankCheck
 from traincheck.invariants.book import Book, read_book, write_book
 from traincheck.invariants.packs import SHIPPED
 from traincheck.sdc.determinism import make_deterministic
@@ -35,7 +34,7 @@ FAULTY = 1
 
 
 def main(folder: Path) -> None:
-    """Train all points of the tasks."""
+    """Train the points of all tasks."""
     rank = int(os.environ["RANK"])
     book = folder / f"replicas-{rank}.jsonl"
     write_book(replicas_book(), book)
@@ -47,7 +46,7 @@ def main(folder: Path) -> None:
 
 
 def replicas_book() -> Book:
-    """Of the pack for several ranks the rules about replicas."""
+    """Return the rules about replicas of the pack for several ranks."""
     whole = read_book(SHIPPED / "distributed.jsonl")
     chosen = tuple(rule for rule in whole.invariants if rule.sentence in RULES)
     assert len(chosen) == len(RULES), "the pack has other sentences than RULES"
@@ -55,15 +54,15 @@ def replicas_book() -> Book:
 
 
 def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[str, Any]:
-    """What the fault did on this rank, and what the report of this rank says."""
+    """Train a point; return the strokes on this rank and the findings of its report."""
     home.mkdir(exist_ok=True)
-    watch = WATCHES[name]
+    check = RANK_CHECKS[name]
     dist.init_process_group("gloo", init_method=f"file://{home / 'store'}", rank=rank, world_size=2)
     make_deterministic(point.seed, 1)
     with traincheck.checked(
-        home / "run", book, compare_ranks="exchange", record_after_finding=0, **watch.options
+        home / "run", book, compare_ranks="exchange", record_after_finding=0, **check.options
     ) as seen:
-        training = _trained(watch, point, rank)
+        training = _trained(check, point, rank)
         dist.barrier()
     dist.barrier()
     dist.destroy_process_group()
@@ -81,17 +80,17 @@ def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[st
     return {**training, "findings": findings, "not_observed": list(seen.report.not_observed)}
 
 
-def _trained(watch: Watch, point: Point, rank: int) -> dict[str, Any]:
+def _trained(check: RankCheck, point: Point, rank: int) -> dict[str, Any]:
     workload = load_workload(point.workload, point.seed, CPU)
     model = workload.build_model()
     optimizer = workload.build_optimizer(model)
-    if watch.reduced:
+    if check.reduced:
         model = DistributedDataParallel(model)
-    fault = watch.fault(point) if rank == FAULTY else None
+    fault = check.fault(point) if rank == FAULTY else None
     with inject(model, optimizer, fault or NONE) as injected:
         for step in range(1, STEPS + 1):
             optimizer.zero_grad()
-            batch = workload.batch(2 * step + rank if watch.reduced else step)
+            batch = workload.batch(2 * step + rank if check.reduced else step)
             workload.loss(model, batch).backward()
             optimizer.step()
     weights = [weight.detach() for weight in model.parameters()]

@@ -10,20 +10,20 @@ from benchmarks.corruption import effect_tables
 from benchmarks.corruption.alarms import LOSS, NORM, WARM, WINDOW
 from benchmarks.corruption.effect_tables import table
 from benchmarks.corruption.grid import DECODER, IMAGES, NAMES, WORDS_OF_BITS, WORDS_OF_RATES
-from benchmarks.corruption.one_process import SCREENING
+from benchmarks.corruption.rank_checks import REPLICAS, SAMPLED, TWINS
 from benchmarks.corruption.tally import Tally, tallies
-from benchmarks.corruption.watches import REPLICAS, SAMPLED, TWINS
+from benchmarks.corruption.worker_pool import SCREENING
 from traincheck.sdc.faults.fault import BITFLIP, SITES, STUCK
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sdc-detection.md"
 TEMPLATE = Path(__file__).parent / "sdc-detection.md"
-"""What the page says around its tables."""
+"""The text of the page around its tables."""
 NOTHING = "-"
-"""In a cell: no such run was made."""
+"""A cell without runs."""
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """A line for each detector, for a terminal."""
+    """Return lines about each detector for a terminal."""
     lines = []
     for name, entry in result["detectors"].items():
         delay = entry["delay"]
@@ -39,12 +39,12 @@ def summary(result: Mapping[str, Any]) -> str:
 
 
 def write_page(result: Mapping[str, Any]) -> None:
-    """Write docs/sdc-detection.md anew."""
+    """Write docs/sdc-detection.md."""
     PAGE.write_text(text(result))
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """The page."""
+    """Return the page."""
     faulty = [row for row in result["runs"] if not row["clean"]]
     decoder = [row for row in faulty if row["workload"] == NAMES[DECODER]]
     flips = [row for row in decoder if row["kind"] == BITFLIP]
@@ -74,7 +74,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def glance(result: Mapping[str, Any]) -> str:
-    """A row for each detector."""
+    """Return a table with a row for each detector."""
     lines = []
     for name, detector in result["detectors"].items():
         share = f" ({detector['found'] / detector['struck']:.0%})" if detector["struck"] else ""
@@ -93,7 +93,7 @@ def glance(result: Mapping[str, Any]) -> str:
 
 
 def matrix(rows: Sequence[Mapping[str, Any]], by: str, order: Mapping[Any, str], *, delays: bool = False) -> str:
-    """Of each detector what it found of the runs that were struck, by what the rows say under `by`."""
+    """Return a table of detected and struck runs for each detector, by the field `by` of the rows."""
     by_name = tallies(rows, by)
     names = list(dict.fromkeys(name for name, _ in by_name))
     lines = [
@@ -117,13 +117,13 @@ def _counts(result: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _never_struck(flips: Sequence[Mapping[str, Any]]) -> str:
-    """Of the screenings, in how many at the lowest rate nothing was there to be found."""
+    """Return how many screenings at the lowest rate had no stroke."""
     seldom = [row for row in flips if row["group"] == SCREENING and row["rate"] == min(WORDS_OF_RATES)]
     return f"{sum(row['first'] is None for row in seldom)} of {len(seldom)}"
 
 
 def _agreeing(faulty: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many faults the comparison of ranks missed, and after how many of them these were the same in the end."""
+    """Return the faults that the comparison of ranks missed, and how many of them left equal parameters."""
     rows = [row for row in faulty if row["group"] in (REPLICAS, SAMPLED, TWINS) and row["first"] is not None]
     missed = [row for row in rows if not any(row["alarms"].values())]
     return {"missed": len(missed), "agree": sum(not row["apart"] for row in missed)}

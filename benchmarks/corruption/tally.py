@@ -1,7 +1,7 @@
-"""Counts for each detector: runs with a fault that it detected, its delay, and its false alarms.
+"""Count for each detector the detected faults, the delay, and the false alarms.
 
-A run in which the fault never struck is no positive: an alarm in it is a false one, as is an alarm in a clean run, or
-one that comes before the first stroke.
+A run whose fault never struck is not a positive. An alarm in such a run, in a clean run, or before the first stroke is
+false.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Tally:
-    """Counts of a detector. A delay is in steps, 0 being the step of the first stroke."""
+    """The counts of a detector. A delay is in steps; 0 is the step of the first stroke."""
 
     struck: int = 0
     detected: int = 0
@@ -24,7 +24,7 @@ class Tally:
     false_alarms: int = 0
 
     def add(self, first: int | None, alarm: int | None, *, clean: bool = False) -> None:
-        """Take in a run: the step of the first stroke and that of the first alarm, None where there was none."""
+        """Add a run: the steps of the first stroke and the first alarm, or None."""
         if first is None:
             self.clean += clean
             self.never_struck += not clean
@@ -41,11 +41,11 @@ class Tally:
 
     @property
     def rate(self) -> float | None:
-        """The share that was found; None where there was nothing to be found."""
+        """The share of detected faults, or None without faults."""
         return self.detected / self.struck if self.struck else None
 
     def data(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the counts for JSON."""
         return {
             "struck": self.struck,
             "found": self.detected,
@@ -57,9 +57,9 @@ class Tally:
 
 
 def tallies(rows: Iterable[Mapping[str, Any]], by: str | None = None) -> dict[tuple[str, Any], Tally]:
-    """By detector, and by what the rows say under `by` where it is given.
+    """Return tallies by detector, and by the field `by` of the rows if given.
 
-    A row tells of a run: `clean`, `first`, and `alarms`, the first alarm of each detector.
+    A row has `clean`, `first`, and `alarms`, the first alarm of each detector.
     """
     by_detector: dict[tuple[str, Any], Tally] = {}
     for row in rows:

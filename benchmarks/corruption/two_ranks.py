@@ -1,4 +1,4 @@
-"""Starts the two-rank job that trains one point after the other, and collects the outcome of both ranks."""
+"""Start the two-rank job that trains all points, and collect the outcome of both ranks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.corruption.grid import Point
-from benchmarks.corruption.watches import WATCHES
+from benchmarks.corruption.rank_checks import RANK_CHECKS
 
 PAUSE = 0.3
-"""Seconds between two looks at what is done."""
-PATIENCE = 300.0
+"""Seconds between two reads of the results."""
+TIMEOUT = 300.0
 """Seconds in which a training has to end."""
 
 
 def train_all(tasks: Sequence[tuple[str, Point]], done: Callable[[str, Point, dict[str, Any]], object]) -> None:
-    """Train each point under its watch; `done` is called with each as it ends.
+    """Train each point under its check, and call `done` with each outcome as it ends.
 
-    Raises SystemExit where the job fails.
+    Raises SystemExit if the job fails.
     """
     with tempfile.TemporaryDirectory(prefix="traincheck-corruption-") as made:
         folder = Path(made)
@@ -60,22 +60,22 @@ def _follow(
             name, point = tasks[completed]
             done(name, point, both(mine, other))
             completed, since = completed + 1, time.monotonic()
-        if completed < len(tasks) and (ended or time.monotonic() - since > PATIENCE):
+        if completed < len(tasks) and (ended or time.monotonic() - since > TIMEOUT):
             raise SystemExit(f"the job of two ranks failed:\n{(folder / 'log').read_text(errors='replace')[-4000:]}")
         time.sleep(PAUSE)
     job.wait()
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines that are there by now."""
+    """Return the complete lines of the file so far."""
     text = file.read_text() if file.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """What the fault did is told by the rank that has it, findings between ranks by the one that compares.
+    """Combine the outcomes: the faulty rank reports the strokes, the comparing rank the findings between ranks.
 
-    `apart` says whether the two hold other parameters in the end.
+    `apart` is whether the two ranks end with different parameters.
     """
     return {
         "strokes": first["strokes"] + second["strokes"],
@@ -87,8 +87,8 @@ def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def alarms(name: str, outcome: dict[str, Any]) -> dict[str, int | None]:
-    """The first alarm of each detector of this watch."""
+    """Return the first alarm of each detector of this check."""
     return {
         detector: min((finding["step"] for finding in outcome["findings"] if concerns(finding)), default=None)
-        for detector, concerns in WATCHES[name].detectors.items()
+        for detector, concerns in RANK_CHECKS[name].detectors.items()
     }

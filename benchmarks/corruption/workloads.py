@@ -1,4 +1,4 @@
-"""Workloads besides the built-in decoder, for `--workload MODULE:FUNCTION`."""
+"""Define further workloads for `--workload MODULE:FUNCTION`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 CLASSES, SIDE, BATCH = 4, 12, 16
 NOISE, MISLABELLED = 1.5, 0.1
-"""Against patterns of size 1, and the share of labels that are drawn: the loss falls and does not vanish."""
+"""Noise relative to patterns of size 1, and the share of random labels, so that the loss falls but does not vanish."""
 
 
 class Images:
@@ -22,7 +22,7 @@ class Images:
         self._patterns = torch.randn(CLASSES, 1, SIDE, SIDE, generator=draws)
 
     def build_model(self) -> nn.Module:
-        """Two convolutions and a linear layer."""
+        """Return two convolutions and a linear layer."""
         torch.manual_seed(self.seed)
         layers = (
             nn.Conv2d(1, 8, 3, padding=1),
@@ -35,11 +35,11 @@ class Images:
         return nn.Sequential(*layers).to(self.device)
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Plain SGD, as image models are mostly trained with."""
+        """Return SGD with momentum, the usual optimizer of image models."""
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and which pattern is in them."""
+        """Return images and the numbers of their patterns."""
         draws = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         labels = torch.randint(CLASSES, (BATCH,), generator=draws)
         images = self._patterns[labels] + NOISE * torch.randn(BATCH, 1, SIDE, SIDE, generator=draws)
@@ -48,11 +48,11 @@ class Images:
         return images.to(self.device), labels.to(self.device)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Cross entropy."""
+        """Return the cross entropy."""
         images, labels = batch
         return F.cross_entropy(model(images), labels)
 
 
 def images(seed: int, device: torch.device) -> Images:
-    """What `--workload benchmarks.corruption.workloads:images` names."""
+    """Return the workload of `--workload benchmarks.corruption.workloads:images`."""
     return Images(seed, device)

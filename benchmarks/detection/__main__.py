@@ -1,10 +1,10 @@
 """python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 3] [--runs FOLDER] [--reuse] [--cold]
                                [--ours] [--examples-only] [--live]
 
-Learns a book from the examples, and for each case one from three earlier configurations of its clean program. Records
-the clean and the buggy program of each case, checks both under either book, and tells what was detected, in which step,
-and whether the leading finding names the cause. Then every book checks every clean run: all that it says is a false
-alarm. Results go to benchmarks/results/detection.json and docs/benchmarks.md when all cases were run.
+Learns a book from the examples, and for each case a book from three earlier configurations of its clean program.
+Records the clean and the buggy program of each case, and checks both with both books. Reports the detected errors with
+their step, and whether the leading finding names the cause. Every book also checks every clean run: each finding there
+is a false alarm. A run of all cases writes benchmarks/results/detection.json and docs/benchmarks.md.
 
 With --live, cases of several ranks are run under `traincheck run`, as users do, and the reports of these runs are
 judged. Results go to benchmarks/results/live.json.
@@ -101,7 +101,7 @@ def live(
 
 
 def false_alarms(book: Book, runs: list[Run], learned: list[Learned], jobs: int, *, others: bool) -> dict[str, Any]:
-    """How all books fare on all clean runs; `others` asks for the books of all examples but one, too."""
+    """Return the outcomes of all books on all clean runs; `others` adds the books of all examples but one."""
     cases = {run.row["id"]: run.clean for run in runs}
     twins = [run.twin for run in runs if run.twin is not None]
     examples = {example.name: example.tally for example in learned}
@@ -149,9 +149,9 @@ def positive(text: str) -> int:
 
 
 def spread(pool: ProcessPoolExecutor, work: Callable[..., T], items: Iterable[tuple[Any, ...]]) -> list[T]:
-    """The results of `work` on each item, in order; each is told as it comes.
+    """Return the results of `work` on each item, in order, and print each as it ends.
 
-    All items are done before ProgramFailed is raised for those that failed.
+    All items run before ProgramFailed is raised for failed ones.
     """
     futures = [pool.submit(work, *item) for item in items]
     failed = []
@@ -186,7 +186,7 @@ def print_progress(done: Learned | Run | dict[str, Any]) -> None:
 
 
 def in_words(verdict: dict[str, Any]) -> str:
-    """A verdict in a few words."""
+    """Return a verdict as a short phrase."""
     if not verdict["detected"]:
         return f"MISSED ({verdict['errors']} errors, {verdict['notices']} notices)"
     named = "cause named" if verdict["diagnosed"] else "cause NOT named"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection.recordings import ROOT, Program, of_example
-from benchmarks.verdicts import outcomes_on
+from benchmarks.tally_verdicts import outcomes_on
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.pack_building import read_themes, split_by_theme
 from traincheck.inference.tally import Tally
@@ -94,8 +94,10 @@ WHOLE = ""
 
 
 def leave_one_out(tallies: Mapping[str, Tally], jobs: int) -> dict[str, Alarms]:
-    """How the book of all others fares on each example (`WHOLE`), and each pack that is made of it; `jobs` books are
-    learned at a time."""
+    """Return the outcomes of the book of all other examples on each example (`WHOLE`), and of its packs.
+
+    `jobs` books are learned in parallel.
+    """
     by_pack: dict[str, Alarms] = {}
     # Forks share the tallies; to send them to each process would take longer than to learn.
     context = multiprocessing.get_context("fork")

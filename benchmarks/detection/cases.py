@@ -1,10 +1,10 @@
-"""Cases: one silent error each, as a clean and a buggy program, with what is true about them in `case.toml`.
+"""Load cases: one silent error each, as a clean and a buggy program, with a description in `case.toml`.
 
 A folder under `cases/` holds
 
-    case.toml     what the error is, where it is from, how to run it, the first bad step, what a diagnosis must name
-    effect.py     shows without TrainCheck that the error is there (see `effects`)
-    clean/        the files in which the two programs differ, as they should be
+    case.toml     the error, its origin, the command, the first bad step, and words of a correct diagnosis
+    effect.py     shows the error without TrainCheck (see `effects`)
+    clean/        the differing files of the correct program
     buggy/        the same files with the error
     *.py          the files that both share
 
@@ -47,7 +47,7 @@ class Case:
     `first_bad_step` is the step in which the effect first exists, 0 for the set-up before the first step.
     `at_fault` are the ranks that are treated wrongly (all where it is empty), and `concerns` the parameters or calls
     that are: for each entry, a good finding has at least one of its words. Both are for cases of several ranks.
-    `untaught` says why no other program can teach what is wrong here, where that is so.
+    `untaught` is the reason why no other program can teach the violated rule, if so.
     `twins` are the arguments of earlier, different configurations of the clean program. A right diagnosis has, for each
     entry of `names`, at least one of its words; a word may be
     the slug of a diagnosis. `env` is set for the program, both clean and buggy.
@@ -81,7 +81,7 @@ class Case:
         return home / self.script
 
     def path_of(self, variant: str, file: str) -> Path:
-        """Where a file of a program that was laid out stands in the case folder."""
+        """Return the path in the case folder of a file of a copied program."""
         own = self.folder / variant / file
         return own if own.exists() else self.folder / file
 

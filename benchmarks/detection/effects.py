@@ -1,12 +1,12 @@
 """python -m benchmarks.detection.effects CASE,... [--variant buggy]
 
-Shows without TrainCheck that the effect a case claims is there: from which step on in the buggy program, and not in the
-clean one.
+Shows without TrainCheck that the effect of a case exists: the first step with it in the buggy program, and none in the
+clean program.
 
 A case's `effect.py` has two functions. `watch(record)` is called in each process before the script starts; it hooks
 what it needs and passes each observation to `record` as keyword arguments (numbers, texts and lists of them).
-`first_bad_step(ranks)` gets the observations of each rank, as lists of dictionaries, and gives the first step
-in which the effect exists (0: before the first step), or None where it does not.
+`first_bad_step(ranks)` gets the observations of each rank, as lists of dictionaries, and returns the first
+step with the effect (0: before the first step), or None without one.
 """
 
 from __future__ import annotations

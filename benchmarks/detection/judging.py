@@ -19,8 +19,8 @@ WITHIN = 1
 class Verdict:
     """The verdict on a case under one book.
 
-    What is wrong before the first step (0) shows when it is first used: told in step 1, it is told in the same step.
-    `detected`: an error finding that the clean run does not have, first told within one step of the first bad step.
+    An error before the first step (0) shows at first use, so a finding in step 1 is in the same step.
+    `detected`: an error finding that the clean run does not have, first reported within one step of the first bad step.
     `late` is the number of steps between the two, for the error finding nearest to it (None without one). `diagnosed`:
     the leading finding has one of the words of each group of the case's `names`; `missing` are the groups it lacks.
     """
@@ -66,7 +66,7 @@ def judge(case: Case, buggy: Report, book: Book, already_failing: Set[str]) -> V
 
 
 def violated(report: Report) -> frozenset[str]:
-    """The rules (their ids) that a report says were violated; each is behind one of its findings."""
+    """Return the ids of the violated rules of a report; each belongs to a finding."""
     return frozenset(rule for finding in report.findings for rule in finding.invariants)
 
 
@@ -77,7 +77,7 @@ def missing_groups(groups: Sequence[tuple[str, ...]], text_of_finding: str) -> t
 
 
 def words_of(finding: Finding) -> str:
-    """What a finding says of the trouble. Not its advice, which lists what it may come from."""
+    """Return the text of a finding about the error, without its advice, which lists possible causes."""
     parts: Sequence[str] = (
         finding.diagnosis,
         finding.title,
@@ -91,7 +91,7 @@ def words_of(finding: Finding) -> str:
 
 
 def things_of(finding: Finding) -> str:
-    """What a finding says of the place: parameters, lines, calls. Not its title and cause, which speak of the kind."""
+    """Return the text of a finding about the location: parameters, lines, calls, without title and cause."""
     return "\n".join((*finding.variables, str(finding.site or ""), finding.expected, finding.observed))
 
 

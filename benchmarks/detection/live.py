@@ -1,9 +1,9 @@
 """Runs both programs of a case under `traincheck run` and compares the live findings with offline ones.
 
-The book is the one that a team would have: that of the examples together with that of earlier runs of this program. The
-report is judged by the rules that judge recordings, and set against two checks that were not live: of the recording
-that the run itself left, which has to say the same, and of the full recording that the benchmark has of the program.
-That one holds values of some calls and steps only, so the live check may tell more, and has to tell all that it does.
+The book is that of a typical team: the examples' book together with that of earlier runs of this program. The rules for
+recordings judge the report. It is compared with two offline checks. The check of the run's own recording must agree
+with it. The benchmark's full recording holds values of only some calls and steps, so the live report must contain the
+findings of its check, and may contain more.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def last_event(run: RunFolder) -> float:
 
 
 def differing_findings(first: Report, other: Report) -> list[str]:
-    """The findings, as text, that only one of two reports on a run contains."""
+    """Return the findings, as text, that only one of two reports on a run contains."""
     return sorted(finding_texts(first) ^ finding_texts(other))
 
 

@@ -29,7 +29,7 @@ GOALS: dict[str, Callable[[Row], bool]] = {
     "cause named": lambda row: bool(row["live"]["diagnosed"]),
     "clean run silent": lambda row: not row["clean"],
 }
-"""What is wanted of each case."""
+"""The requirements of each case."""
 
 
 def text(result: Row) -> str:

@@ -36,7 +36,7 @@ class ProgramFailed(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """A script in a folder of its own, its arguments, and what it is called here."""
+    """A script in a separate folder, its arguments, and its name in the benchmark."""
 
     name: str
     home: Path
@@ -98,13 +98,13 @@ def programs_of(case: Case, runs: Path) -> dict[str, Program]:
 
 
 def record(program: Program, folder: Path, *, reuse: bool, cold: bool = False) -> Recording:
-    """Record `program` into `folder`, or take what is there if program and TrainCheck are as they were.
+    """Record `program` into `folder`, or reuse the recording if program and TrainCheck are unchanged.
 
-    With `reuse` TrainCheck may have changed since. With `cold` the command line is used, see Note [Warm starts]. Raises
+    With `reuse`, TrainCheck may have changed. With `cold`, the command line is used, see Note [Warm starts]. Raises
     ProgramFailed.
     """
     note = folder.with_name(folder.name + ".made-of")
-    made_of = [program.digest, _digest_of_ours()]
+    made_of = [program.digest, digest_of_traincheck()]
     if note.exists() and (folder / "run.json").exists():
         note_fields = note.read_text().split()
         if note_fields[:2] == made_of or (reuse and note_fields[:1] == made_of[:1]):
@@ -136,7 +136,7 @@ def _by_command_line(program: Program, folder: Path) -> tuple[int, str]:
 
 
 @functools.cache
-def _digest_of_ours() -> str:
+def digest_of_traincheck() -> str:
     hasher = hashlib.sha256()
     for file in sorted(SRC.rglob("*.py")):
         hasher.update(file.read_bytes())

@@ -13,7 +13,7 @@ from benchmarks.detection.books import EXAMPLES, TWIN
 from benchmarks.detection.cases import BUGGY, CLEAN, Case
 from benchmarks.detection.judging import judge
 from benchmarks.detection.recordings import Program, Recording, programs_of, record
-from benchmarks.verdicts import outcomes_on
+from benchmarks.tally_verdicts import outcomes_on
 from traincheck.checking.offline import check_folder_against
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_folder
@@ -23,7 +23,7 @@ from traincheck.invariants.book import Book, read_book
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """Where recordings go, and how they are made (see `record`); whether twins are, too."""
+    """The folder and the options of recordings (see `record`), and whether twins are recorded."""
 
     runs: Path
     reuse: bool
@@ -42,7 +42,7 @@ class Learned:
 
 @dataclass
 class Run:
-    """What became of a case: the row of the table, the tally of its clean run, the book of its twins, if any."""
+    """The result of a case: the row of the table, the tally of its clean run, the book of its twins, if any."""
 
     row: dict[str, Any]
     clean: Tally

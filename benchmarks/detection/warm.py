@@ -39,7 +39,7 @@ POLL = 0.02
 
 
 AS_USUAL = gc.get_threshold()
-"""How often the collector runs where nobody has said otherwise."""
+"""The default thresholds of the garbage collector."""
 
 
 def warm_up() -> None:
@@ -70,7 +70,7 @@ def warm_pool(jobs: int) -> ProcessPoolExecutor:
 def collect(
     words: Sequence[str], script: str, args: Sequence[str], home: Path, folder: Path, ranks: int, env: Mapping[str, str]
 ) -> tuple[int, str]:
-    """What `traincheck collect -o folder words` does, in forks: exit code, and what was written to the streams."""
+    """Do the work of `traincheck collect -o folder words` in forks; return the exit code and the output."""
     before = Path.cwd()
     os.chdir(home)
     try:

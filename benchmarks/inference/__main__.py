@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_cost import TRAINCHECK, CommandCost, best_of, measure_command
+from benchmarks.long_recordings import LongRecording, events_in, write_recording
 from benchmarks.machine import machine
-from benchmarks.measured import TRAINCHECK, Measured, least, measured
 from benchmarks.page import write_page
-from benchmarks.recorded import ROOT, record
-from benchmarks.repeated import Long, events_in, write_long
+from benchmarks.recorded_runs import ROOT, record
 from traincheck.inference.learn import learn
 from traincheck.invariants.book import Book, write_book
 from traincheck.trace.folder import RunFolder
@@ -55,9 +55,9 @@ def main() -> None:
 def measure(name: str, folder: Path, home: Path, rounds: int) -> dict[str, Any]:
     """One row: the recording, ten times its steps, and the books."""
     long = home / f"{name}-long"
-    write_long(Long(long, folder, TEN))
+    write_recording(LongRecording(long, folder, TEN))
     once = home / f"{name}-once"
-    write_long(Long(once, folder, 1))
+    write_recording(LongRecording(once, folder, 1))
     learned = learn([folder]).book
     books = {count: home / f"{name}-{count}.jsonl" for count in (len(learned.invariants), *RULES)}
     for count, book in books.items():
@@ -71,23 +71,26 @@ def measure(name: str, folder: Path, home: Path, rounds: int) -> dict[str, Any]:
         "infer_ten_times": [*infer, str(long)],
         **{f"check_{count}": [*check, str(long), "-b", str(books[count])] for count in RULES},
     }
-    taken: dict[str, list[Measured]] = {command: [] for command in commands}
+    taken: dict[str, list[CommandCost]] = {command: [] for command in commands}
     for _ in range(rounds):
         for command, words in commands.items():
-            taken[command].append(measured(words, home))
+            taken[command].append(measure_command(words, home))
     recorded_windows = [window for _, windows in RunFolder.open(folder).windows() for window in windows]
     return {
         "name": name,
         "steps": max(window.step for window in recorded_windows),
         "events": sum(map(events_in, recorded_windows)),
         "rules": len(learned.invariants),
-        **{command: least(of) for command, of in taken.items()},
+        **{command: best_of(of) for command, of in taken.items()},
     }
 
 
 def grown(book: Book, count: int) -> Book:
-    """A book of so many rules: those of `book`, then rules about other calls and about circumstances that the program
-    does not come into, as a book that was learned from many programs has them."""
+    """Return a book of `count` rules: those of `book`, then rules about calls and contexts that the program never
+    reaches.
+
+    A book that was learned from many programs has such rules.
+    """
     rules = list(book.invariants[:count])
     turn = 0
     while len(rules) < count:

@@ -1,9 +1,9 @@
-"""python -m benchmarks.overhead [--rounds N] [--workload cnn] [--start-up]: interleaved runs, ratios to plain ones.
+"""python -m benchmarks.overhead [--rounds N] [--workload cnn] [--start-up]: interleaved runs, and ratios to plain runs.
 
-Each round runs every mode once, in turn, so that a slow spell of the machine falls on all of them. The figure of a mode
-is the median over the rounds of its median step time, divided by that of the plain program in the same round; beside it
-stands that of the mean step time, since where steps are short some steps bear what is done for several. What the
-commands add to a program that is over at once is measured apart, see start_up.py; --start-up does only that.
+Each round runs every mode once, so a slow phase of the machine affects all of them. The figure of a mode is the median
+over the rounds of its median step time, divided by that of the plain program in the same round. A second figure uses
+the mean step time, because some short steps carry the work of several. --start-up measures only the time that the
+commands add to a short program, see start_up.py.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from traincheck.vocab.events import TRAIN
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "overhead.json"
 MODES = ("plain", "collect", "run", "unwatched", "every 10")
-"""`unwatched` is a run of which no step is watched that is timed; of `every 10` the figure is of the mean step, for the
-median one is not watched."""
+"""`unwatched` times only unwatched steps. The figure of `every 10` is the mean step, because its median step is not
+watched."""
 WORKLOADS = ("cnn", "gpt", "gpt_20m", "lstm", "gan", "accumulation", "hf_trainer", "ddp")
 SAMPLED = {"unwatched": "1000000", "every 10": "10"}
 TIMED_FROM = "10"
@@ -120,8 +120,9 @@ def ratio(mode: str, steps: dict[str, list[dict[str, float]]], figure: str) -> d
 
 
 def where(folder: Path) -> dict[str, object]:
-    """Where the time of a run went, all its steps and its start-up together: milliseconds a step by source and by stage
-    in the background, events, and what was fingerprinted."""
+    """Return the costs of a run, with start-up: milliseconds per step by source and background stage, events, hashed
+    MB.
+    """
     notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
     steps = max(1, sum(note["steps"] for note in notes))
     windows = [window for path in folder.glob("events-*") for window in read_windows(path) if window.stage == TRAIN]
@@ -154,8 +155,10 @@ def bytes_per_step(folder: Path) -> int:
 
 
 def bytes_later(folder: Path) -> int:
-    """What a step of a checked run adds to the event files once it is long, as nothing is found: of so many steps as
-    lie between two pairs that are recorded, the size of a pair."""
+    """Return the bytes that a step of a long checked run without findings adds to the event files.
+
+    This is the size of a recorded pair of steps, divided by the distance of two pairs.
+    """
     if not any(json.loads(path.read_text())["left_out"] for path in folder.glob("process-*.json")):
         return bytes_per_step(folder)  # each is recorded, as somebody reads along (of several ranks)
     files = list(folder.glob("events-*"))

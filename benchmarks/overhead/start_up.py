@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.measured import TRAINCHECK, Measured, measured
+from benchmarks.command_cost import TRAINCHECK, CommandCost, measure_command
 
 SCRIPT = Path(__file__).parent / "workloads" / "short.py"
 MODES = ("plain", "collect", "run")
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
-"""Where it is set and nothing is compiled yet, each process compiles all of TrainCheck: that is half a second more."""
+"""If this variable is set without compiled files, each process compiles TrainCheck, which takes another half second."""
 
 
 def start_up(rounds: int, scratch: Path) -> dict[str, object]:
@@ -32,14 +32,14 @@ def start_up(rounds: int, scratch: Path) -> dict[str, object]:
         "run": [*TRAINCHECK, "run", "--fail-on", "never", "-b", str(book), "-o", str(folder), str(SCRIPT)],
     }
 
-    def timed(mode: str) -> Measured:
+    def timed(mode: str) -> CommandCost:
         shutil.rmtree(folder, ignore_errors=True)
-        return measured(commands[mode], home, without=(NO_BYTECODE,))
+        return measure_command(commands[mode], home, without=(NO_BYTECODE,))
 
     timed("collect")
-    measured([*TRAINCHECK, "infer", str(folder), "-o", str(book)], home)
+    measure_command([*TRAINCHECK, "infer", str(folder), "-o", str(book)], home)
     timed("run")  # all is compiled from here on
-    taken: dict[str, list[Measured]] = {mode: [] for mode in MODES}
+    taken: dict[str, list[CommandCost]] = {mode: [] for mode in MODES}
     for number in range(rounds):
         for mode in MODES:
             taken[mode].append(timed(mode))
@@ -60,7 +60,9 @@ def start_up(rounds: int, scratch: Path) -> dict[str, object]:
     }
 
 
-def _more(measurements: list[Measured], plain: list[Measured], of: Callable[[Measured], float]) -> dict[str, float]:
+def _more(
+    measurements: list[CommandCost], plain: list[CommandCost], of: Callable[[CommandCost], float]
+) -> dict[str, float]:
     """Median and range of the differences round by round."""
     more = [of(measurement) - of(other) for measurement, other in zip(measurements, plain, strict=True)]
     return {

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.page import write_page
 from benchmarks.pipeline.variations import FIRST, SECOND, VARIATIONS, Variation
-from benchmarks.recorded import ROOT, record
+from benchmarks.recorded_runs import ROOT, record
 from traincheck.checking.offline import check_folder
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_folder

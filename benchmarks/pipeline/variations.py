@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Variation(NamedTuple):
-    """How a run differs: arguments to the script, and replacements in its text."""
+    """A variation of a run: arguments of the script, and replacements in its text."""
 
     args: tuple[str, ...] = ()
     edits: tuple[tuple[str, str], ...] = ()

@@ -1,9 +1,9 @@
 """python -m benchmarks.public --src DIR [--only ID,...] [--rounds N] [--scratch DIR] [--plain] [--page] [--list]
 
 Runs public training programs plain and under `traincheck run` with the packs alone: each at a pinned commit, from the
-checkout DIR/OWNER/NAME (cloned where it is missing), in a copy below the scratch folder. Results go to
+checkout DIR/OWNER/NAME (cloned if missing), in a copy below the scratch folder. Results go to
 benchmarks/results/public.json and docs/public-programs.md after each program; those of others stay. Exit code 1
-where a program crashed, printed something else, or got a finding that the list does not explain.
+if a program crashed, printed other output, or got a finding that the list does not explain.
 """
 
 from __future__ import annotations

@@ -15,13 +15,14 @@ ADDRESS = "https://github.com/{repository}.git"
 
 
 class Missing(Exception):
-    """Something that a program needs is not there, or not as the list describes it."""
+    """A requirement of a program is missing, or differs from the list."""
 
 
 def checkout(source: Path, program: Program) -> Path:
-    """The folder of the program's repository below `source`, cloned there first where it is missing.
+    """The folder of the program's repository below `source`, cloned if it is missing.
 
-    Raises Missing where it cannot be cloned, or does not contain the pinned commit.
+    Raises Missing if cloning fails, or if the pinned commit does not exist.
+
     """
     home = source / program.repository
     address = ADDRESS.format(repository=program.repository)
@@ -44,9 +45,10 @@ def checkout(source: Path, program: Program) -> Path:
 
 
 def generate(program: Program, into: Path) -> None:
-    """Generate the program's data into the folder `into`, where it lies as in a copy. Raises Missing where that fails.
+    """Generate the program's data into the folder `into`, with the layout of a copy. Raises Missing on failure.
 
-    A process of its own does it: the memory of this one would count as that of the programs it starts.
+    A separate process does this, because the memory of this process would count for the programs that it starts.
+
     """
     shutil.rmtree(into, ignore_errors=True)
     (into / program.folder).mkdir(parents=True)
@@ -69,8 +71,8 @@ def lay_out(home: Path, program: Program, into: Path, generated: Path) -> Path:
     """Write the program's files at its commit into the folder `into`, edit them and add the data from `generated`.
 
     Returns its working folder. Files whose content the clone lacks (large ones of a partial clone without a network)
-    are left out; data that we generate takes their place, or the program fails for want of them. Raises Missing where
-    the commit has none of the files, or an edit does not apply.
+    are left out; generated data replaces them, or the program fails. Raises Missing if the commit has none of the
+    files, or an edit does not apply.
     """
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
@@ -91,7 +93,7 @@ def lay_out(home: Path, program: Program, into: Path, generated: Path) -> Path:
 
 
 def apply(edit: Edit, work: Path, name: str) -> None:
-    """Apply an edit to a copy. Raises Missing where its text does not occur exactly as often as the list says."""
+    """Apply an edit to a copy. Raises Missing if its text does not occur exactly as often as listed."""
     path = work / edit.file
     if not path.is_file():
         raise Missing(f"{name}: an edit is for {edit.file}, which is not in the copy")

@@ -76,8 +76,7 @@ def text_file(path: Path, lines: int = 400, words: int = 12, seed: int = 0, open
 
 
 def json_lines(path: Path, count: int = 64, columns: dict[str, int] | None = None, seed: int = 0) -> None:
-    """JSON objects, one a line: for each column a text of so many words, a label where it is 0, a number of the row
-    where it is -1."""
+    """Write JSON lines. The value of a column is its number of words, 0 for a label, or -1 for the row number."""
     random = np.random.default_rng(seed)
     word_counts = columns or {"text": 12}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +127,7 @@ def ratings(path: Path, users: int = 60, items: int = 90, count: int = 3000) -> 
 
 
 def json_file(path: Path, content: dict[str, object] | None = None) -> None:
-    """A JSON object, for configurations."""
+    """Write a JSON object, for configurations."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content or {}))
 

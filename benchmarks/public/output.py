@@ -54,11 +54,11 @@ _DIGITS = re.compile(_NUMBER)
 
 
 Unsteady = dict[str, "set[int] | None"]
-"""By pattern, the positions of the numbers that are not compared; None where its lines are not compared at all."""
+"""By pattern, the positions of the numbers that are not compared; None if its lines are not compared."""
 
 
 class OutputComparison(NamedTuple):
-    """How two outputs compare: the first lines that differ, and how many were compared of how many."""
+    """The comparison of two outputs: the first differing lines, and the numbers of compared and of all lines."""
 
     equal: bool
     compared: int
@@ -68,9 +68,9 @@ class OutputComparison(NamedTuple):
 
 
 def normalised(text: str) -> list[str]:
-    """The lines of an output without what may differ between two equal runs.
+    """Return the lines of an output without parts that may differ between equal runs.
 
-    A bar may be drawn several times at its end, with what the program shows beside it as it was: the last one counts.
+    A progress bar may be drawn several times at its end; the last version counts.
     """
     lines: list[str] = []
     warned = 0
@@ -113,8 +113,10 @@ def pattern(line: str) -> str:
 
 
 def changing_numbers(first: Sequence[str], second: Sequence[str]) -> Unsteady:
-    """What differs between two runs of the same program: by pattern the positions of the numbers that do, or None where
-    the runs do not even have equally many lines of the pattern."""
+    """Return by pattern the positions of differing numbers between two runs of a program.
+
+    None if the runs have different numbers of lines with the pattern.
+    """
     ours, theirs = _by_pattern(first), _by_pattern(second)
     positions_of: Unsteady = {}
     for shape in ours.keys() | theirs.keys():
@@ -160,7 +162,7 @@ def _by_pattern(lines: Sequence[str]) -> dict[str, list[list[str]]]:
 
 
 def compare(plain: Sequence[str], observed: Sequence[str], ignored: Unsteady) -> OutputComparison:
-    """Whether all lines but for what is ignored are equal, in their order."""
+    """Return whether all lines are equal in order, except ignored ones."""
     expected, got = steady(plain, ignored), steady(observed, ignored)
     for number in range(max(len(expected), len(got))):
         ours = expected[number] if number < len(expected) else "(end)"

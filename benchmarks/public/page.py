@@ -84,20 +84,20 @@ def _explanations(programs: list[Program], by_id: dict[str, Any]) -> list[str]:
 
 
 def _slowest(programs: list[Program], by_id: dict[str, Any]) -> list[str]:
-    """Where the time goes in the programs that became slowest."""
+    """Return the time by source for the programs with the largest slowdown."""
     measured = [(program, by_id[program.id]) for program in programs if "cost" in by_id[program.id]]
     measured.sort(key=lambda pair: pair[1]["seconds_plain"] / pair[1]["seconds_observed"])
     lines = []
     for program, figures in measured[:SLOWEST]:
         added = figures["seconds_observed"] - figures["seconds_plain"]
         sources = dict(figures["cost"])
-        beside = sources.pop("beside", 0.0)
+        background = sources.pop("beside", 0.0)
         most = sorted(sources.items(), key=lambda pair: -pair[1])[:3]
         words = ", ".join(f"{name} {took:.1f}" for name, took in most)
-        rest = added - sum(sources.values()) - beside
+        rest = added - sum(sources.values()) - background
         lines.append(
             f"| {program.id} | {figures['steps']:,} | {figures['seconds_plain']:.1f} s | {added:.1f} s | "
-            f"{sum(sources.values()):.1f} s ({words}) | {beside:.1f} s | {rest:.1f} s |"
+            f"{sum(sources.values()):.1f} s ({words}) | {background:.1f} s | {rest:.1f} s |"
         )
     return lines
 

@@ -41,7 +41,7 @@ class BadList(Exception):
 
 @dataclass(frozen=True)
 class Edit:
-    """A textual change of the copy of a file: `find` occurs there `times` times, and becomes `replace`."""
+    """A text change in the copy of a file: `find` occurs `times` times, and becomes `replace`."""
 
     file: str
     find: str
@@ -74,8 +74,9 @@ class Program:
 
     `command` is a script with its arguments, or -m, a module and its arguments, run in `folder` of the repository.
     `copy` lists the paths of the repository that are copied (by default the folder). `before` are commands that are run
-    in the folder first, unobserved. With `ranks` above 0, torchrun starts the command on so many processes. `skipped`
-    is the reason for which a program of the repository is not run. The program makes at least `steps` training steps.
+    in the folder first, unobserved. With `ranks` above 0, torchrun starts the command on this number of processes.
+    `skipped` is the reason for which a program of the repository is not run. The program makes at least `steps`
+    training steps.
     """
 
     id: str
@@ -172,7 +173,7 @@ def _table(path: Path, name: str, kind: type[T], entry: Mapping[str, Any]) -> T:
 
 
 def _check(path: Path, program: Program) -> None:
-    """What the types do not say. Raises BadList."""
+    """Check constraints that the types cannot express. Raises BadList."""
     if not program.command and not program.skipped:
         raise BadList(path, program.id, "it has neither a command nor the reason why it is skipped")
     if not program.tags or not set(program.tags) <= set(TAGS):

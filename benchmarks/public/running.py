@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.measured import TRAINCHECK, Measured
+from benchmarks.command_cost import TRAINCHECK, CommandCost
 from benchmarks.public import output
 from benchmarks.public.checkout import Missing, generate, lay_out
 from benchmarks.public.programs import Program
@@ -43,7 +43,7 @@ class Ran(NamedTuple):
     """A finished run: exit code, what it took, and the normalised lines of what it printed."""
 
     code: int
-    took: Measured
+    took: CommandCost
     out: list[str]
     err: list[str]
 
@@ -55,8 +55,8 @@ LEAST_COST = 0.05
 def measure(program: Program, home: Path, scratch: Path, rounds: int = 1, plain_only: bool = False) -> dict[str, Any]:
     """Run the program plain and observed by turns, each in a fresh copy at the same path, and compare.
 
-    Where the outputs differ, or more rounds are wanted, it runs plain again: what differs between plain runs is not
-    compared. `home` is the checkout, `scratch` a folder for copies and logs, which stay there. Raises Missing.
+    If the outputs differ, or for more rounds, it runs plain again; differences between plain runs are ignored. `home`
+    is the checkout, `scratch` a folder for copies and logs, which stay there. Raises Missing.
     """
     scratch_folder = scratch / program.id
     generate(program, scratch_folder / "generated")
@@ -130,7 +130,7 @@ def _timed(words: list[str], work: Path, environ: dict[str, str], log: Path, tim
         timer.cancel()
         seconds = time.perf_counter() - began
     process.returncode = TIMED_OUT if expired.is_set() else os.waitstatus_to_exitcode(status)
-    took = Measured(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    took = CommandCost(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in (out, err)]
     return Ran(process.returncode, took, *(output.normalised(text) for text in texts))
 
@@ -143,7 +143,7 @@ def _report(run: Path) -> dict[str, Any]:
 def _figures(
     program: Program, plain: list[Ran], observed: list[Ran], report: dict[str, Any], scratch_folder: Path
 ) -> dict[str, Any]:
-    """What the page and the verdict are made of."""
+    """Return the figures for the page and the verdict."""
     figures: dict[str, Any] = {
         "exit_plain": next((ran.code for ran in plain if ran.code), 0),
         "seconds_plain": round(min(ran.took.seconds for ran in plain), 2),
@@ -189,7 +189,7 @@ def _compared(program: Program, plain: list[Ran], observed: list[Ran]) -> dict[s
 
 
 def cost_of(report: dict[str, Any]) -> dict[str, float]:
-    """Seconds by TrainCheck's own meter: of each source on the training's threads, and `beside` them in others."""
+    """Return seconds by TrainCheck's own meter: by source on the training's threads, and `beside` for the background."""
     cost = report.get("cost") or {}
     seconds = {**cost.get("sources", {}), "beside": sum(cost.get("background", {}).values())}
     return {name: round(took, 2) for name, took in seconds.items() if took >= LEAST_COST}
@@ -209,7 +209,7 @@ def _tail(path: Path) -> list[str]:
 
 
 def _file_and_line(site: dict[str, Any]) -> str:
-    """The file, from the package where it is an installed one, and the line."""
+    """Return the file and the line; paths of installed files start at the package."""
     if not site:
         return ""
     file = re.sub(r"^/.*/(?:site-packages|work)/", "", site["file"])

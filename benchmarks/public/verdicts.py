@@ -21,7 +21,7 @@ GOOD = (CLEAN, TRUE)
 VERDICTS = (CLEAN, TRUE, FALSE, MISSED, NOTHING, DIFFERS, CRASHED, FAILS_PLAIN, MISSING, SKIPPED)
 
 MAX_RATIO, MAX_SECONDS = 1.5, 3.0
-"""What an observed run may take: so many times the plain one, and so many seconds more."""
+"""Limits of an observed run: the ratio to the plain run, and additional seconds."""
 
 
 def verdict(program: Program, figures: dict[str, Any]) -> str:
@@ -55,5 +55,5 @@ def unexplained(program: Program, figures: dict[str, Any]) -> list[dict[str, Any
 
 
 def too_slow(figures: dict[str, Any]) -> bool:
-    """Whether the observed run took longer than it may."""
+    """Return whether the observed run exceeded the limits."""
     return bool(figures["seconds_observed"] > MAX_RATIO * figures["seconds_plain"] + MAX_SECONDS)

@@ -1,8 +1,8 @@
 """python -m benchmarks.ranks [--only simulated|measured] [--ranks 2,8,64,256,1024] [--parameters 10000] [--rounds 3]
 
-*simulated*: what comparing costs the first rank in a job of up to a thousand ranks, of which each tells of ten thousand
-parameters: real digests, messages and comparison, without the training. *measured*: real jobs of 2, 4 and 8 gloo ranks
-on this machine, with the exchange and without any comparison in turn.
+*simulated*: the cost of comparison for the first rank in a job of up to a thousand ranks with ten thousand parameters
+each. Digests, messages and comparison are real; there is no training. *measured*: real jobs of 2, 4 and 8 gloo ranks on
+this machine, alternating with and without comparison.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _TimedAnswers:
 
 
 def of_one_rank(job: Job) -> dict[str, Any]:
-    """What a rank spends and sends of a step, and what it would send without digests."""
+    """Return the time and bytes of a rank per step, and the bytes without digests."""
     window = job.window(0, 1)
     encoder = msgspec.msgpack.Encoder()
     taken = []
@@ -171,7 +171,7 @@ def measure(scratch: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def launch(command: list[str], ranks: int, scratch: Path, seed: int) -> float:
-    """Run the workload on so many ranks; its median step."""
+    """Run the workload on `ranks` ranks, and return its median step time."""
     out = scratch / "timing.json"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     subprocess.run(

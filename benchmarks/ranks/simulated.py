@@ -1,4 +1,4 @@
-"""Simulates the digests that each rank of a large job sends in a step, for the usual layouts."""
+"""Simulate the digests that each rank of a large job sends in a step, for the usual layouts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Job:
-    """A job of so many ranks and parameters. From `since` on, rank `wrong` holds another value of one parameter."""
+    """A job with `ranks` ranks and `parameters` parameters. From `since` on, rank `wrong` has a differing parameter."""
 
     layout: str
     ranks: int
@@ -72,8 +72,11 @@ class Job:
         return xxhash.xxh3_64_intdigest(f"{name} {self.owner(name, rank)} {step} {away}".encode())
 
     def digests_of(self, step: int) -> list[Window]:
-        """What all ranks tell of a step. Ranks that own other shards tell other digests of these: from those of the
-        first rank they are made up, as working out ten million values would take minutes and show nothing else."""
+        """Return the windows of all ranks in a step.
+
+        Ranks with other shards have other digests. They are derived from those of the first rank, because computing ten
+        million values would take minutes and show the same.
+        """
         first = lean(self.window(0, step), EVERYTHING)
         windows = []
         for rank in range(self.ranks):
@@ -93,12 +96,12 @@ class Job:
         return windows
 
     def in_full(self, windows: Sequence[Window]) -> list[Window]:
-        """Their windows in full, worked out when they are asked for."""
+        """Return the full windows, computed on request."""
         return [full(self.window(window.rank, window.step), EVERYTHING) for window in windows]
 
 
 def rules() -> list[Invariant]:
-    """What three good runs of a small job teach of replicas."""
+    """Return the rules about replicas, learned from three good runs of a small job."""
     tallies = []
     for run in range(3):
         tally = Tally(f"train{run}.py", str(run), str(run))

@@ -1,8 +1,8 @@
-"""python -m benchmarks.replays [--rounds N] [--workload cnn]: what `traincheck run --replay-every` costs.
+"""python -m benchmarks.replays [--rounds N] [--workload cnn]: cost of `traincheck run --replay-every`.
 
-For each workload runs of the plain program and of `traincheck run --packs none` with one step in `EVERY` executed again
-take turns. What an execution costs is how much longer the step with it, and the next one, take than the others of the
-same run (medians), in such steps. At 100 it costs a hundredth of that.
+For each workload, runs of the plain program alternate with `traincheck run --packs none` that replays one step in
+`EVERY`. The cost of a replay is the extra time of its step and the next one over other steps of the run (medians), in
+units of a step. With `--replay-every 100`, the average cost is a hundredth of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(name: str, rounds: int, scratch: Path) -> dict[str, Any]:
-    """Of one workload: what an execution takes, in steps, and how long the other steps take beside the plain ones."""
+    """Return the cost of a replay in steps, and the ratio of other steps to plain ones, for one workload."""
     script = HERE / "workloads" / f"{name}.py"
     shares, ratios, plain_steps, executions = [], [], [], 0
     for number in range(rounds):

@@ -1,7 +1,7 @@
 """python -m benchmarks.scale [--events N] [--folders N] [--workers 1,2] [--runs FOLDER] [--source gpt]
 
-Repeats a real recording with other numbers until there are ten million events in a number of run folders, once. Learns
-from all of them with local processes, as many as there are cores, and then on a local Ray of so many workers.
+Repeats a real recording with other values until the run folders hold ten million events; later runs reuse them. Learns
+from all folders with one local process per core, and then on a local Ray cluster with each number of workers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_cost import TRAINCHECK, best_of, measure_command
 from benchmarks.inference.__main__ import recordings
+from benchmarks.long_recordings import LongRecording, events_in, write_recording
 from benchmarks.machine import machine
-from benchmarks.measured import TRAINCHECK, least, measured
 from benchmarks.page import write_page
-from benchmarks.recorded import ROOT
-from benchmarks.repeated import Long, events_in, write_long
+from benchmarks.recorded_runs import ROOT
 from traincheck.inference.ray_cluster import RayCluster
 from traincheck.inference.tally_runs import gather
 from traincheck.inference.worker_pool import run_in_workers
@@ -63,19 +63,19 @@ def write_all(source: Path, home: Path, events: int, folders: int) -> dict[Path,
     windows = (window for _, windows in RunFolder.open(source).windows() for window in windows)
     steps = (window for window in windows if window.step and window.stage != "end")  # what is repeated
     times = math.ceil(events / folders / sum(map(events_in, steps)))
-    longs = [Long(home / f"run{number}", source, times, number) for number in range(folders)]
-    counts = dict(run_in_workers(write_long, longs, os.cpu_count() or 1))
+    longs = [LongRecording(home / f"run{number}", source, times, number) for number in range(folders)]
+    counts = dict(run_in_workers(write_recording, longs, os.cpu_count() or 1))
     return {long.folder: counts[index] for index, long in enumerate(longs)}
 
 
 def locally(folders: list[Path], home: Path) -> dict[str, float]:
     """The command with a process for each core."""
     words = [*TRAINCHECK, "infer", "-o", "book.jsonl", "--jobs", str(os.cpu_count())]
-    return least([measured([*words, *map(str, folders)], home)])
+    return best_of([measure_command([*words, *map(str, folders)], home)])
 
 
 def on_ray(folders: list[Path], workers: int, events: int) -> dict[str, Any]:
-    """The tallies of all folders, from a local Ray of so many workers; without what it takes to start it."""
+    """Tally all folders on a local Ray cluster with `workers` workers, without the time to start it."""
     began = time.perf_counter()
     with RayCluster(workers=workers) as cluster:
         started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""python -m benchmarks.soak [--steps 50000] [--workload steady]: memory, bytes and cost of long runs, by turns.
+"""python -m benchmarks.soak [--steps 50000] [--workload steady]: memory, bytes and cost of long runs.
 
-All modes of a workload are under way at once, and take turns block by block, so that a slow spell of the machine falls
-on all of them and none runs beside another. A ratio is that of a block to the same block of the plain program.
+All modes of a workload run at once and take turns block by block. A slow phase of the machine then affects all modes,
+and none runs in parallel to another. A ratio compares a block with the same block of the plain program.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODES = {
 }
 WORKLOADS = {"steady": (PLAIN, *MODES), "restless": (PLAIN, *(mode for mode in MODES if "keep" in mode))}
 SAMPLED = ("run --budget 1/10", "run --budget 1%")
-"""Of these the figure is of the mean step, for the median one is not watched."""
+"""Modes whose figure is the mean step time, because their median step is not watched."""
 
 
 class Turns:
@@ -51,7 +51,7 @@ class Turns:
         self.blocks: list[dict[str, float]] = []
 
     def take(self) -> None:
-        """Let it make a block of steps, and note what it tells and how large its folder is."""
+        """Run a block of steps, and store its sample and the size of its folder."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -99,7 +99,7 @@ def measure(name: str, steps: int, block: int, scratch: Path) -> dict[str, Any]:
 
 
 def figures(mode: str, blocks: list[dict[str, float]], plain: list[dict[str, float]]) -> dict[str, Any]:
-    """What a run came to: memory after the warm-up and at the end, bytes on the way, cost early and late."""
+    """Return the result of a run: memory after the warm-up and at the end, written bytes, cost early and late."""
     warm = blocks[int(len(blocks) * WARM_UP) :]
     third = len(warm) // 3
     figure = "mean_ms" if mode in SAMPLED else "median_ms"

@@ -1,7 +1,8 @@
 """python -m benchmarks.transfer [--k 1,2,3,6] [--most 84] [--runs FOLDER] [--learn a,b,c]
 
-Learn from k of the good examples and check the others: all choices of k where there are at most --most, else a sample.
-Every example is clean, so each violated rule is a false alarm. The examples are recorded once into FOLDER and reused.
+Learns from k of the good examples and checks the others, for all choices of k examples, or for a sample of --most
+choices. Every example is clean, so each violated rule is a false alarm. The examples are recorded once into FOLDER and
+reused.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.page import write_page
-from benchmarks.recorded import EXAMPLES, ROOT, record
-from benchmarks.verdicts import outcomes_on
+from benchmarks.recorded_runs import EXAMPLES, ROOT, record
+from benchmarks.tally_verdicts import outcomes_on
 from traincheck.checking.offline import check_folder
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_folder
@@ -73,7 +74,7 @@ def check_all(subsets: Sequence[tuple[str, ...]], tallies: dict[str, Tally], fol
 
 
 def row(subset: Sequence[str], name: str, book: Book, tally: Tally) -> dict[str, Any]:
-    """What one book said of one clean script."""
+    """The result of one book on one clean script."""
     outcome = outcomes_on(book, tally)
     return {
         "learned_from": list(subset),

@@ -1,10 +1,9 @@
 """python -m benchmarks.versions --other PYTHON [--runs FOLDER] [--only a,b,c]
 
-Do the packs that come with TrainCheck hold under another version of torch? Each example is recorded by this Python and
-by PYTHON, one of another environment that has what the examples need (`pip install '.[torch,examples]'` with another
-torch). Of the rules that are triggered and hold under this torch, it is told how many are and do under the other; and
-how many of those that are triggered there fail, which is false, for the examples are correct. Recordings are made once
-and reused.
+Checks whether the shipped packs hold under another torch version. Records each example with this Python and with
+PYTHON, from an environment with another torch (`pip install '.[torch,examples]'`). Reports how many rules that hold
+under this torch also trigger and hold under the other one. Rules that fail there are false alarms, because the examples
+are correct. Recordings are made once and reused.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.page import write_page
-from benchmarks.recorded import EXAMPLES, ROOT, record
-from benchmarks.verdicts import outcomes_on
+from benchmarks.recorded_runs import EXAMPLES, ROOT, record
+from benchmarks.tally_verdicts import outcomes_on
 from traincheck.inference.learn import tally_folder
 from traincheck.invariants.book import Book
 from traincheck.invariants.packs import SHIPPED, book_of_packs, read_packs
@@ -70,7 +69,7 @@ def _versions(python: str) -> tuple[str, str]:
 
 
 def row(name: str, book: Book, here: Path, there: Path) -> dict[str, Any]:
-    """How the packs fare on one example under the two versions."""
+    """The outcomes of the packs on one example under both versions."""
     ours, others = (outcomes_on(book, tally_folder(folder)) for folder in (here, there))
     passed, triggered, failed = (
         {rule.id for rule in ours.triggered} - {rule.id for rule in ours.failed},

@@ -14,10 +14,10 @@ from benchmarks.corruption import page, two_ranks
 from benchmarks.corruption.__main__ import as_text, main
 from benchmarks.corruption.alarms import LOSS, NORM, WARM, first_alarm, scores, threshold
 from benchmarks.corruption.grid import DECODER, HALF, IMAGES, PATTERNS, PLACES, WHOLE
-from benchmarks.corruption.kept import Kept
-from benchmarks.corruption.screened import BY_REFERENCE, ITSELF
+from benchmarks.corruption.rank_checks import RANK_CHECKS, RULES
+from benchmarks.corruption.result_store import ResultStore
+from benchmarks.corruption.screening import BY_REFERENCE, ITSELF
 from benchmarks.corruption.tally import Tally, tallies
-from benchmarks.corruption.watches import RULES, WATCHES
 
 from traincheck.invariants.book import read_book
 from traincheck.invariants.packs import SHIPPED
@@ -108,7 +108,7 @@ def test_places_are_as_many_as_the_grid_says(workload: str) -> None:
 
 
 def test_as_many_clean_runs_as_faulty_ones() -> None:
-    for grid in (WHOLE, HALF, *(watch.grid for watch in WATCHES.values())):
+    for grid in (WHOLE, HALF, *(check.grid for check in RANK_CHECKS.values())):
         faulty, clean = list(grid.points(DECODER)), list(grid.clean(DECODER))
         assert len(faulty) == len(clean) == len(set(clean)) and len(set(faulty)) == len(faulty)
         assert all(point.fault for point in faulty) and not any(point.fault for point in clean)
@@ -133,11 +133,11 @@ def test_each_rank_tells_its_part() -> None:
 
 def test_kept_goes_on_after_a_kill(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    Kept(file, go_on=False).add("a", {"seed": 1}, {"first": math.nan})
+    ResultStore(file, go_on=False).add("a", {"seed": 1}, {"first": math.nan})
     file.write_text(file.read_text() + '{"group": "a", "of"')
-    kept = Kept(file, go_on=True)
-    assert kept.get("a", {"seed": 1}) is not None and kept.get("a", {"seed": 2}) is None
-    assert Kept(file, go_on=False).get("a", {"seed": 1}) is None
+    store = ResultStore(file, go_on=True)
+    assert store.get("a", {"seed": 1}) is not None and store.get("a", {"seed": 2}) is None
+    assert ResultStore(file, go_on=False).get("a", {"seed": 1}) is None
 
 
 @pytest.mark.usefixtures("settled_again")

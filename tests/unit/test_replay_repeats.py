@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.repeated import Long, events_in, write_long
+from benchmarks.long_recordings import LongRecording, events_in, write_recording
 
 from recorded_runs import training, write_run
 from traincheck.trace.folder import RunFolder
@@ -18,7 +18,7 @@ def windows_of(folder: Path) -> list[Window]:
 
 def test_steps_are_repeated_and_nothing_overlaps(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", "a.py", training(6))
-    count = write_long(Long(tmp_path / "long", source, 5))
+    count = write_recording(LongRecording(tmp_path / "long", source, 5))
     windows = windows_of(tmp_path / "long")
     assert count == sum(map(events_in, windows)) == 5 * sum(map(events_in, windows_of(source)))
     assert [window.index for window in windows] == list(range(30))
@@ -32,6 +32,6 @@ def test_repetitions_of_one_recording_are_separate_runs(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", "a.py", training(3))
     folders = [tmp_path / f"long{number}" for number in range(2)]
     for number, folder in enumerate(folders):
-        write_long(Long(folder, source, 2, number))
-        assert write_long(Long(folder, source, 2, number)) > 0, "it is there already"
+        write_recording(LongRecording(folder, source, 2, number))
+        assert write_recording(LongRecording(folder, source, 2, number)) > 0, "it is there already"
     assert len({RunFolder.open(folder).manifest.started for folder in folders}) == 2

@@ -1,4 +1,4 @@
-"""Runs trainings and screenings that need one process each, several at a time."""
+"""Run trainings and screenings in worker processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALARMS, SCREENING = "alarms", "screening"
 
 
 def spread(tasks: Sequence[tuple[str, Point]], jobs: int) -> Iterator[tuple[str, Point, dict[str, Any]]]:
-    """What each task has found, as it ends; with one job in this process."""
+    """Yield the outcome of each task as it ends. With one job, run the tasks in this process."""
     if jobs <= 1:
         for group, point in tasks:
             yield group, point, run_point(group, point)
@@ -31,13 +31,13 @@ def spread(tasks: Sequence[tuple[str, Point]], jobs: int) -> Iterator[tuple[str,
 
 
 def _deaf() -> None:
-    """Ctrl-C is for the process that spreads the work: what is under way here ends."""
+    """Ignore Ctrl-C: the main process handles it, and running tasks end normally."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_point(group: str, point: Point) -> dict[str, Any]:
-    """Train or screen one point, in this process."""
-    from benchmarks.corruption import screened, trained  # here, for they import torch
+    """Train or screen a point in this process."""
+    from benchmarks.corruption import alarm_training, screening  # imported late, because they import torch
 
-    work: Callable[[Point], dict[str, Any]] = trained.train if group == ALARMS else screened.screen
+    work: Callable[[Point], dict[str, Any]] = alarm_training.train if group == ALARMS else screening.screen
     return work(point)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
-class Kept:
-    """The lines of a file, by group and what was run."""
+class ResultStore:
+    """The stored outcomes of a file, by group and task."""
 
     def __init__(self, file: Path, *, go_on: bool) -> None:
-        """Without `go_on` it begins empty."""
+        """Without `go_on`, the store starts empty."""
         file.parent.mkdir(parents=True, exist_ok=True)
         if not go_on:
             file.unlink(missing_ok=True)
@@ -21,18 +21,18 @@ class Kept:
         for line in file.read_text().splitlines() if file.exists() else ():
             try:
                 entry = json.loads(line)
-            except ValueError:  # the last line of what was killed
+            except ValueError:  # the last line of a killed run
                 continue
             self._outcomes[entry["group"], _key(entry["of"])] = entry["found"]
 
     def add(self, group: str, of: Mapping[str, Any], outcome: dict[str, Any]) -> None:
-        """Keep what was found."""
+        """Store an outcome."""
         self._outcomes[group, _key(of)] = outcome
         with self._file.open("a") as lines:
             print(json.dumps({"group": group, "of": of, "found": outcome}), file=lines)
 
     def get(self, group: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What was found earlier, None where nothing was."""
+        """Return the stored outcome of a task, or None."""
         return self._outcomes.get((group, _key(of)))
 
 

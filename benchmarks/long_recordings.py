@@ -14,12 +14,12 @@ from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Call, Change, Reading, Window
 
 _ODD = 0x9E3779B97F4A7C15
-"""Multiples of it are far apart, so that no repetition has the fingerprints of another."""
+"""Multiples of this number are far apart, so repetitions have different fingerprints."""
 _64_BITS = (1 << 64) - 1
 
 
-class Long(NamedTuple):
-    """A recording to be written: where, what it repeats, how often, and its number among those made of it."""
+class LongRecording(NamedTuple):
+    """A recording to write: its folder, the repeated run, the number of repetitions, and its number among equals."""
 
     folder: Path
     source: Path
@@ -30,8 +30,8 @@ class Long(NamedTuple):
         return str(self.folder)
 
 
-def write_long(long: Long) -> int:
-    """Write the run folder, where it is missing; how many events are in it."""
+def write_recording(long: LongRecording) -> int:
+    """Write the run folder if it is missing, and return its number of events."""
     if (long.folder / "events").exists():
         return int((long.folder / "events").read_text())
     windows = list(read_windows(RunFolder.open(long.source).event_files()[0]))
@@ -40,7 +40,7 @@ def write_long(long: Long) -> int:
     RunFolder.create(long.folder, msgspec.structs.replace(manifest, started=started, id=""))
     events = 0
     with TraceWriter(long.folder, 0, 1) as writer:
-        for window in repeated(windows, long.times, long.number):
+        for window in repeat_windows(windows, long.times, long.number):
             writer.write(window)
             events += events_in(window)
     (long.folder / "events").write_text(str(events))
@@ -48,12 +48,12 @@ def write_long(long: Long) -> int:
 
 
 def events_in(window: Window) -> int:
-    """Calls, changes and readings: an event each. The tensors of a call are part of it."""
+    """Return the number of calls, changes and readings; tensors count with their call."""
     return len(window.calls) + len(window.changes) + len(window.readings)
 
 
-def repeated(windows: Sequence[Window], times: int, number: int = 0) -> Iterator[Window]:
-    """What comes before the first step once, the steps so many times, what comes at the end once."""
+def repeat_windows(windows: Sequence[Window], times: int, number: int = 0) -> Iterator[Window]:
+    """Yield the windows before the first step, then the steps `times` times, then the windows after them."""
     steps = [window for window in windows if window.step and window.stage != "end"]
     first, last = windows.index(steps[0]), windows.index(steps[-1])
     length = max(window.step for window in steps)
@@ -79,7 +79,7 @@ def _seqs(window: Window) -> Iterator[int]:
 
 
 class _Moved(NamedTuple):
-    """Events later by so many positions; those before `begins` are where they were. Fingerprints are others."""
+    """Shifts events after `begins` by `by` positions, and changes their fingerprints."""
 
     begins: int
     by: int

@@ -14,13 +14,13 @@ from traincheck.testing.corruption import Fault, inject
 STEPS = 60
 CPU = torch.device("cpu")
 NONE = Fault(chance=0.0)
-"""Strikes never, and changes no bit then."""
+"""A fault that never strikes."""
 
 
 def train(point: Point, steps: int = STEPS) -> dict[str, Any]:
-    """Losses and norms of the gradients step by step, how often the fault struck, and in which step first.
+    """Train a point. Return losses and gradient norms by step, the number of strokes, and the step of the first stroke.
 
-    A training is not ended by a loss that is not finite, as it would not be without an alarm.
+    A loss that is not finite does not end the training, as in a program without an alarm.
     """
     make_deterministic(point.seed, 1)
     workload = load_workload(point.workload, point.seed, CPU)

@@ -1,15 +1,15 @@
 """Screens a device with a fault as `traincheck sdc screen` does, with and without reference fingerprints.
 
-A round is three training steps, and matrix products, which no fault is put into. Screening ends when both ways have
-found the fault, or after the last round.
+A round is three training steps, and matrix products without a fault. Screening ends when both methods have found the
+fault, or after the last round.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.corruption.alarm_training import CPU
 from benchmarks.corruption.grid import Point
-from benchmarks.corruption.trained import CPU
 from traincheck.sdc.screening.exercise import Exercise
 from traincheck.sdc.screening.reference_fingerprints import ReferenceFingerprints
 from traincheck.sdc.screening.verdicts import CORRUPT, Rounds, judge
@@ -18,16 +18,19 @@ from traincheck.sdc.workload.workload import load_workload
 BY_REFERENCE, ITSELF = "screening, known fingerprints", "screening, itself over time"
 
 STEPS = 3
-"""Of a round, as `traincheck sdc screen` has it."""
+"""Steps of a round, as in `traincheck sdc screen`."""
 ROUNDS = 10
-"""Thirty steps of training: half as many as the trainings with alarms have."""
+"""Thirty training steps: half as many as the trainings with alarms."""
 
 
 def screen(point: Point, rounds: int = ROUNDS) -> dict[str, Any]:
-    """In which step, counted over all rounds, either way has found it (the last of the round), as have strokes."""
+    """Screen a point. Return strokes, the first stroke, and the step in which each method found the fault.
+
+    Steps count over all rounds; a method finds a fault in the last step of a round.
+    """
     work = {"workload": point.workload, "steps": str(STEPS), "seed": "0"}
     faults = () if point.fault is None else (point.fault,)
-    # A clean device computes other data in each of these runs; one with a fault what the command computes.
+    # Clean runs use different data each; faulty runs use the data of the command.
     seed = point.seed if point.fault is None else 0
     exercise = _exercise(point.workload, seed, faults)
     reference = ReferenceFingerprints(work, {}, _exercise(point.workload, seed).round(0, _quiet))
@@ -53,4 +56,4 @@ def _exercise(workload: str, seed: int, faults: tuple[Any, ...] = ()) -> Exercis
 
 
 def _quiet() -> None:
-    """No progress is told within a round."""
+    """Print no progress within a round."""

@@ -13,17 +13,16 @@ from typing import NamedTuple
 TRAINCHECK = (sys.executable, "-m", "traincheck")
 
 
-class Measured(NamedTuple):
-    """What a command took with all the processes that it waited for; `megabytes` is the most that one of them held."""
+class CommandCost(NamedTuple):
+    """The cost of a command with its child processes; `megabytes` is the peak memory of the largest process."""
 
     seconds: float
     processor: float
     megabytes: float
 
 
-def measured(words: Sequence[str], home: Path, without: Collection[str] = ()) -> Measured:
-    """Run the command in `home`, without these environment variables. Raises SystemExit with its output where it
-    fails."""
+def measure_command(words: Sequence[str], home: Path, without: Collection[str] = ()) -> CommandCost:
+    """Run a command in `home` without the environment variables `without`. Raises SystemExit with its output."""
     log = home / "measured.log"
     environ = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     for name in without:
@@ -36,11 +35,11 @@ def measured(words: Sequence[str], home: Path, without: Collection[str] = ()) ->
     process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
     if process.returncode not in (0, 3):
         raise SystemExit(f"{' '.join(words)} failed:\n{log.read_text()[-4000:]}")
-    return Measured(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    return CommandCost(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
-def least(of: Sequence[Measured]) -> dict[str, float]:
-    """The best of several rounds: what else the machine does only ever adds. Of the memory the most."""
+def best_of(of: Sequence[CommandCost]) -> dict[str, float]:
+    """Return the minimum times of several rounds, because other load only adds, and the maximum memory."""
     return {
         "seconds": round(min(measurement.seconds for measurement in of), 2),
         "processor_seconds": round(min(measurement.processor for measurement in of), 2),

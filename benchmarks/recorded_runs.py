@@ -19,10 +19,10 @@ def record(
     edits: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> Path:
-    """The run folder of a script run with `args` by `python`, recorded where it is missing.
+    """Record a script with `args` and `python` if the run folder is missing, and return the folder.
 
-    `edits` are replaced in a copy of the script first, as a user would edit it; each has to occur. The copy is run
-    under the script's own name. Raises SystemExit with the program's output when it fails.
+    `edits` are applied to a copy of the script, as a user would edit it; each must match. The copy keeps the name of
+    the original. Raises SystemExit with the output of a failed program.
     """
     if (folder / "run.json").exists():
         return folder
@@ -36,7 +36,7 @@ def record(
     (home / script.name).write_text(text)
     print(f"recording {script.name} {' '.join(args)} {edits or ''}", file=sys.stderr, flush=True)
     command = [python, "-m", "traincheck", "collect", "-o", str(folder.resolve()), script.name, *args]
-    # The TrainCheck of this checkout, also where another environment has one of its own.
+    # The TrainCheck of this checkout, even if the environment has another.
     paths = os.pathsep.join((str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])))
     environ = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": paths}
     done = subprocess.run(command, capture_output=True, text=True, cwd=home, env=environ)

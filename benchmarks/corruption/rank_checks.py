@@ -1,6 +1,6 @@
-"""Detectors that need two ranks: the options of `traincheck.checked` for each, and the faults it is given.
+"""Define the detectors that need two ranks: their options for `traincheck.checked`, and their faults.
 
-The fault is on rank 1. Training of two ranks takes longer than that of one, so the grids are smaller.
+The fault is on rank 1. Training with two ranks takes longer than with one, so the grids are smaller.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from traincheck.sdc.faults.fault import COMMUNICATION, FORWARD, OPTIMIZER, Fault
 REPLICAS, SAMPLED, TWINS = "replicas", "replicas, one step in ten", "twins"
 REPLAYED, ELSEWHERE, REPLAYED_SELDOM = "replay, same worker", "replay, next rank", "replay, one step in ten"
 REPLAY = "replay"
-"""The watch of which the first two are what its ranks find by themselves and by one another."""
+"""The check with two detectors: a replay on the same rank, and a replay on the next rank."""
 
 RULES = {
     "an update leaves the same value of a parameter on every rank",
     "a parameter has the same value on every rank before an update",
     "an update uses the same gradient of a parameter on every rank",
 }
-"""Of the pack `distributed`: what is asked of replicas. That each rank has another batch is not asked of twins."""
+"""The rules about replicas in the pack `distributed`. The rule about different batches does not apply to twins."""
 
 ONE_RANK = (
     "computation-wrong-once",
@@ -37,11 +37,11 @@ SELDOM, OFTEN = RATES[:1], (0.5, 5.0)
 
 
 @dataclass(frozen=True)
-class Watch:
-    """A way to watch a training, and the `detectors` that it is for: which findings are an alarm of each.
+class RankCheck:
+    """A setup of two ranks, and its `detectors`: the findings that count as an alarm of each.
 
-    With `reduced` two replicas train on batches of their own and average their gradients, as DistributedDataParallel
-    does; without, both train on the same batch and tell each other nothing. Before the step `begins` no fault strikes.
+    With `reduced`, two replicas train on separate batches and average their gradients, like DistributedDataParallel.
+    Otherwise both train on the same batch without communication. No fault strikes before the step `begins`.
     """
 
     grid: Grid
@@ -51,42 +51,44 @@ class Watch:
     begins: int = 0
 
     def fault(self, point: Point) -> Fault | None:
-        """The fault of a point, as it is here."""
+        """Return the fault of a point in this setup."""
         fault = point.fault
         return None if fault is None else replace(fault, first=self.begins)
 
 
 def repeated(finding: Mapping[str, Any]) -> bool:
-    """Whether a rank that executed its step again got something else."""
+    """Return whether a rank got another result when it replayed its own step."""
     return finding["diagnosis"] in ONE_RANK
 
 
 def repeated_elsewhere(finding: Mapping[str, Any]) -> bool:
-    """Whether the next rank got something else."""
+    """Return whether the next rank got another result."""
     return bool(finding["diagnosis"] == TWO_RANKS)
 
 
 def between_ranks(finding: Mapping[str, Any]) -> bool:
-    """Whether it came of comparing ranks."""
+    """Return whether the finding compares ranks."""
     return bool(finding["compared"])
 
 
-WATCHES: Mapping[str, Watch] = {
-    REPLICAS: Watch(
+RANK_CHECKS: Mapping[str, RankCheck] = {
+    REPLICAS: RankCheck(
         Grid(BITS, (*SITES, COMMUNICATION), RATES, SEEDS, stuck=(FORWARD, OPTIMIZER)), {REPLICAS: between_ranks}
     ),
-    SAMPLED: Watch(
+    SAMPLED: RankCheck(
         Grid(BITS, (OPTIMIZER, COMMUNICATION), SELDOM, SEEDS),
         {SAMPLED: between_ranks},
         {"budget": "1/10,first=2"},
     ),
-    TWINS: Watch(Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False),
-    REPLAY: Watch(
+    TWINS: RankCheck(
+        Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False
+    ),
+    REPLAY: RankCheck(
         Grid(BITS, (*SITES, COMMUNICATION), SELDOM, 1, stuck=(FORWARD, OPTIMIZER)),
         {REPLAYED: repeated, ELSEWHERE: repeated_elsewhere},
         {"replay_every": 1},
     ),
-    REPLAYED_SELDOM: Watch(
+    REPLAYED_SELDOM: RankCheck(
         Grid(BITS, (FORWARD, OPTIMIZER), OFTEN, 1),
         {REPLAYED_SELDOM: lambda finding: repeated(finding) or repeated_elsewhere(finding)},
         {"replay_every": 10},

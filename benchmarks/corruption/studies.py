@@ -14,12 +14,12 @@ from benchmarks.corruption.grid import DECODER
 
 BOTH = ("forward", "backward")
 SELDOM = "bitflip@{site}:Linear,bit={bit},chance=0.0133"
-"""One stroke in five steps on the average: fifteen linear layers are called in each."""
+"""One stroke in five steps on average; each step calls fifteen linear layers."""
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """The options of a study; `level` by its number."""
+    """The options of a study; `level` is its number."""
 
     level: int
     steps: int
@@ -47,11 +47,11 @@ STUDIES: Mapping[str, StudyOptions] = {
 QUICK = (f"{STEPS}, mantissa",)
 
 DIFFERS = 3
-"""The exit code of a study in which a bit differed."""
+"""The exit code of a study with a differing bit."""
 
 
 def study(name: str) -> dict[str, Any]:
-    """Execute a study; what it found, without the tables of single modules. Raises SystemExit where it fails."""
+    """Run a study and return its result without the tables of single modules. Raises SystemExit if it fails."""
     options = STUDIES[name]
     words = ["--workload", DECODER, "--level", str(options.level), "--steps", str(options.steps), "--seed"]
     faults = [word for fault in options.faults for word in ("--fault", f"{fault},seed={options.seed}")]
@@ -65,7 +65,7 @@ def study(name: str) -> dict[str, Any]:
 
 
 def condensed(study_result: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a study: six digits, and of single steps those in which something differed."""
+    """Return the stored form of a study: six digits, and only single steps with a difference."""
     series = study_result["series"]
     if series and "noise_to_signal" in series[0]:
         series = [entry for entry in series if entry["noise_to_signal"] != 0]
