@@ -189,7 +189,7 @@ def _compared(program: Program, plain: list[Ran], observed: list[Ran]) -> dict[s
 
 
 def cost_of(report: dict[str, Any]) -> dict[str, float]:
-    """Return seconds by TrainCheck's own meter: by source on the training's threads, and `beside` for the background."""
+    """Return seconds by TrainCheck's own meter: by source on training threads, and `beside` for the background."""
     cost = report.get("cost") or {}
     seconds = {**cost.get("sources", {}), "beside": sum(cost.get("background", {}).values())}
     return {name: round(took, 2) for name, took in seconds.items() if took >= LEAST_COST}
