@@ -1,0 +1,127 @@
+"""python -m benchmarks.mutants [--programs 300] [--mutated 100] [--per-program 6] [--packs-only] [--jobs 2]
+
+The mutation score: clean programs of the corpus, from seeds that were never learned from, are recorded and checked
+(errors are false alarms); the first of them are mutated, and each mutant is run, recorded and checked. Goes on where it
+was interrupted. A whole run writes benchmarks/results/mutants.json and docs/mutation-score.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus.__main__ import results
+from benchmarks.corpus.running import CorpusProgram, lay_out
+from benchmarks.detection.recordings import ROOT, digest_of_traincheck
+from benchmarks.detection.warm import warm_pool
+from benchmarks.machine import machine
+from benchmarks.mutants.operator import Operator, all_operators, reserved
+from benchmarks.mutants.plan import plan_mutants
+from benchmarks.mutants.running import Options, run_program
+from benchmarks.mutants.table import figures, page
+from traincheck.invariants.packs import MANIFEST, SHIPPED
+
+FIRST_SEED = 1_000_000
+"""Programs from this seed on belong to this benchmark; packs are learned from smaller ones."""
+
+RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+PAGE = ROOT / "docs" / "mutation-score.md"
+
+
+def main() -> int:
+    """Run what has no result yet, and write the figures."""
+    chosen = options().parse_args()
+    began = time.perf_counter()
+    folder = chosen.folder.resolve()
+    seeds = list(range(FIRST_SEED + chosen.skip, FIRST_SEED + chosen.skip + chosen.programs))
+    programs = lay_out(seeds, folder / "programs")
+    operators = all_operators()
+    mutated = {entry.program.name: entry.text for entry in programs[: chosen.mutated]}
+    plan = plan_mutants(mutated, operators, chosen.per_program)
+    run_options = Options(folder / "work", chosen.packs.resolve(), not chosen.packs_only)
+    kept = folder / "results"
+    kept.mkdir(parents=True, exist_ok=True)
+    done: dict[str, dict[str, Any]] = {}
+    open_programs = []
+    for program in programs:
+        file = (
+            kept / f"{program.program.name}-{_made_of(program, plan.get(program.program.name, ()), run_options)}.json"
+        )
+        if file.exists():
+            done[program.program.name] = json.loads(file.read_text())
+        else:
+            open_programs.append((program, file))
+    files = {program.program.name: file for program, file in open_programs}
+    with warm_pool(chosen.jobs) as pool:
+        work = [
+            (program, plan.get(program.program.name, ()), run_options, program.epochs) for program, _ in open_programs
+        ]
+        clean = [program for program, _ in open_programs]
+        for program, result in results(pool, run_program, work, clean, "mutants"):
+            done[program.program.name] = result.as_data()
+            files[program.program.name].write_text(json.dumps(result.as_data()))
+            print_progress(done[program.program.name], reserved(operators))
+    result = figures([done[name] for name in sorted(done)], operators)
+    result |= {"machine": machine(), "seconds": round(time.perf_counter() - began)}
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    if chosen.keep:
+        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        PAGE.write_text(page(result))
+    print(page(result).split("## By kind")[0])
+    return int(bool(result["failed"]))
+
+
+def _made_of(program: CorpusProgram, mutants: Sequence[tuple[Operator, int]], run_options: Options) -> str:
+    """A digest of all that a result depends on."""
+    parts = (
+        program.text,
+        digest_of_traincheck(),
+        (run_options.packs / MANIFEST).read_text(),
+        run_options.own,
+        [(operator.name, variant) for operator, variant in mutants],
+        [file.read_text() for file in sorted(Path(__file__).parent.rglob("*.py")) if file.name != "table.py"],
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def print_progress(row: dict[str, Any], held_back: frozenset[str]) -> None:
+    """A line for a program: its false alarms and the outcome of its open mutants."""
+    if row["problem"]:
+        print(f"{row['name']}: {row['problem']}", flush=True)
+        return
+    words = [f"{row['name']} {row['parts']['program'] or row['parts']['loop'] + '/' + row['parts']['task']}"]
+    words += [f"FALSE ALARM ({setting}): {', '.join(slugs)}" for setting, slugs in row["errors"].items() if slugs]
+    for mutant in row["mutants"]:
+        if mutant["operator"] not in held_back:
+            verdicts = [
+                f"{setting} {'detected' if verdict['detected'] else 'missed'}"
+                for setting, verdict in mutant["verdicts"].items()
+            ]
+            words.append(f"{mutant['operator']} {mutant['outcome']} {', '.join(verdicts)}".strip())
+    print("; ".join(words), flush=True)
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--programs", type=int, default=300, help="clean programs")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many programs at the start")
+    parser.add_argument("--mutated", type=int, default=100, help="how many of them are mutated")
+    parser.add_argument("--per-program", type=int, default=6, help="mutants of a program")
+    parser.add_argument("--packs-only", action="store_true", help="without books of own runs")
+    parser.add_argument("--packs", type=Path, default=SHIPPED, help="the packs to check with")
+    parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time")
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results and docs")
+    parser.add_argument("--folder", type=Path, default=ROOT / "traincheck-runs" / "mutants", help="where runs go")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,227 @@
+"""Runs a clean program and its mutants, and judges what TrainCheck reports of them.
+
+Note [Two settings]
+`packs`: the packs alone, as a new user has them. `own`: the packs, and a book of three earlier good runs of the clean
+program with other seeds, one of them longer. Both judge the same recordings.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus.running import TIMEOUT, CorpusProgram, record
+from benchmarks.detection import warm
+from benchmarks.detection.recordings import Program
+from benchmarks.mutants.effects import Effect, first_difference, is_plausible, read_effects, watch
+from benchmarks.mutants.operator import Operator
+from benchmarks.mutants.script import Script
+from traincheck.checking.offline import check_folder_against
+from traincheck.inference.candidate_selection import select_rules
+from traincheck.inference.learn import tally_folder
+from traincheck.invariants.book import Book, merge_books
+from traincheck.invariants.packs import book_of_packs, read_packs
+from traincheck.vocab.finding import Report
+from traincheck.vocab.invariant import ERROR
+
+PACKS, OWN = "packs", "own"
+SETTINGS = (PACKS, OWN)
+
+WITHIN = 1
+"""Steps after the first effect within which an error counts as detected (docs/benchmarks.md)."""
+
+REFERENCE_RUNS: tuple[tuple[int, float], ...] = ((1000, 1.0), (2000, 1.0), (3000, 1.5))
+"""What is added to the seed and multiplies the epochs of the three good runs that the own book is learned from."""
+
+CRASHED, IMPLAUSIBLE, EQUIVALENT, COUNTED = "crashed", "implausible", "equivalent", "counted"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a setting says of a mutant. `late`: steps between the first effect and the first new error."""
+
+    detected: bool
+    named: bool
+    late: int | None
+    diagnosis: str
+    notices: int
+
+
+@dataclass(frozen=True)
+class MutantResult:
+    """What became of a mutant; `verdicts` by setting, where it counts."""
+
+    operator: str
+    variant: int
+    outcome: str
+    first_effect: int | None = None
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """A clean program: false alarms by setting (slugs of errors, number of notices), and the results of its mutants."""
+
+    name: str
+    parts: Mapping[str, str]
+    problem: str
+    seconds: float
+    errors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notices: Mapping[str, int] = field(default_factory=dict)
+    mutants: Sequence[MutantResult] = ()
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where recordings go, the packs to use, and whether own books are made."""
+
+    folder: Path
+    packs: Path
+    own: bool
+
+
+def run_program(
+    clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], options: Options, epochs: int
+) -> ProgramResult:
+    """Judge a clean program and the given mutants of it (each an operator and the number of its variant)."""
+    began = time.perf_counter()
+    program = clean.program
+    work = options.folder / program.name
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        effects, output = _effects(program, work / "clean")
+        if effects is None:
+            return ProgramResult(program.name, clean.parts, f"fails: {output[-300:]}", time.perf_counter() - began)
+        books = _books(program, options, work, epochs)
+        run = work / "clean.run"
+        code, output = record(program, run)
+        if code:
+            problem = f"fails when recorded: {output[-300:]}"
+            return ProgramResult(program.name, clean.parts, problem, time.perf_counter() - began)
+        reports = _reports(run, books)
+        failing = {setting: _violated(report) for setting, report in reports.items()}
+        shutil.rmtree(run, ignore_errors=True)
+        results = [
+            _run_mutant(clean, operator, variant, effects, books, failing, work) for operator, variant in mutants
+        ]
+        return ProgramResult(
+            program.name,
+            clean.parts,
+            "",
+            time.perf_counter() - began,
+            {s: [f.identity for f in report.findings if f.severity == ERROR] for s, report in reports.items()},
+            {s: sum(f.severity != ERROR for f in report.findings) for s, report in reports.items()},
+            results,
+        )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _effects(program: Program, out: Path) -> tuple[dict[int, list[Effect]] | None, str]:
+    """What a plain run computes, by rank, None where it fails; and what it printed."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    code, output = warm.run_forked(
+        program.script, program.args, program.home, program.ranks, dict(program.env), partial(watch, out), TIMEOUT
+    )
+    return (None if code else read_effects(out)), output
+
+
+def _books(program: Program, options: Options, work: Path, epochs: int) -> dict[str, Book]:
+    """The book of each setting."""
+    packs = book_of_packs([read_packs(options.packs)])
+    if not options.own:
+        return {PACKS: packs}
+    tallies = []
+    for added, factor in REFERENCE_RUNS:
+        run = work / f"reference-{added}.run"
+        seed = int(program.name) % 100 + added
+        code, output = record(program, run, ("--seed", str(seed), "--epochs", str(round(epochs * factor))))
+        if code:
+            raise RuntimeError(f"{program.script} fails with seed {seed}: {output[-300:]}")
+        tallies.append(tally_folder(run))
+        shutil.rmtree(run, ignore_errors=True)
+    own, _ = select_rules(tallies)
+    return {PACKS: packs, OWN: merge_books([(work / "packs", packs), (work / "own", own)])}
+
+
+def _reports(run: Path, books: Mapping[str, Book]) -> dict[str, Report]:
+    checks = check_folder_against(run, list(books.values()))
+    return {setting: check.report for setting, check in zip(books, checks, strict=True)}
+
+
+def _violated(report: Report) -> frozenset[str]:
+    return frozenset(rule for finding in report.findings for rule in finding.invariants)
+
+
+def _run_mutant(
+    clean: CorpusProgram,
+    operator: Operator,
+    variant: int,
+    effects: Mapping[int, list[Effect]],
+    books: Mapping[str, Book],
+    failing: Mapping[str, frozenset[str]],
+    work: Path,
+) -> MutantResult:
+    """Run a mutant plain, and if it counts, recorded; judge it."""
+    text = nth_mutant(operator, Script(clean.text), variant)
+    home = work / f"{operator.name}.program"
+    shutil.copytree(clean.program.home, home, dirs_exist_ok=True)
+    (home / clean.program.script).write_text(text)
+    program = replace(clean.program, home=home)
+    changed, _ = _effects(program, work / "mutant")
+    if changed is None:
+        return MutantResult(operator.name, variant, CRASHED)
+    steps = [first_difference(effects.get(rank, ()), changed.get(rank, ())) for rank in effects]
+    differing = [step for step in steps if step is not None]
+    if not differing:
+        return MutantResult(operator.name, variant, EQUIVALENT)
+    if not all(is_plausible(effects[rank], changed.get(rank, ())) for rank in effects):
+        return MutantResult(operator.name, variant, IMPLAUSIBLE)
+    run = work / "mutant.run"
+    code, _ = record(program, run)
+    if code:
+        return MutantResult(operator.name, variant, CRASHED)
+    first = min(differing)
+    verdicts = {
+        setting: judge(report, failing[setting], first, operator.diagnoses)
+        for setting, report in _reports(run, books).items()
+    }
+    shutil.rmtree(run, ignore_errors=True)
+    return MutantResult(operator.name, variant, COUNTED, first, verdicts)
+
+
+def judge(report: Report, failing: frozenset[str], first_effect: int, diagnoses: Sequence[str]) -> Verdict:
+    """Judge the report on a mutant: errors that the clean run does not have, and when they came.
+
+    `failing` are the rules that the clean run violates. An error before the first effect is in time: it shows the cause.
+    """
+    new = [finding for finding in report.findings if not set(finding.invariants) <= failing]
+    errors = [finding for finding in new if finding.severity == ERROR]
+    late = min((finding.step - first_effect for finding in errors), default=None)
+    leading = errors[0].identity if errors else ""
+    return Verdict(
+        detected=late is not None and late <= WITHIN,
+        named=bool(errors) and leading in diagnoses,
+        late=late,
+        diagnosis=leading,
+        notices=len(new) - len(errors),
+    )
+
+
+def nth_mutant(operator: Operator, script: Script, number: int) -> str:
+    """The text of the mutant with this number. Raises ValueError where there are fewer."""
+    for index, mutant in enumerate(operator.mutants(script)):
+        if index == number:
+            return mutant.text
+    raise ValueError(f"{operator.name} makes no mutant {number} of this script")

@@ -1,0 +1,173 @@
+"""Figures of the mutation score: counts, shares with 95 % intervals, and the page docs/mutation-score.md."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.mutants.operator import KINDS, Operator, reserved
+from benchmarks.mutants.running import COUNTED, CRASHED, EQUIVALENT, IMPLAUSIBLE, OWN, PACKS
+
+OPEN, RESERVED = "open", "reserved"
+Row = Mapping[str, Any]
+
+
+def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share (E. B. Wilson, 1927)."""
+    if not of:
+        return 0.0, 1.0
+    share, square = hits / of, z * z
+    middle = (share + square / (2 * of)) / (1 + square / of)
+    half = z / (1 + square / of) * math.sqrt(share * (1 - share) / of + square / (4 * of * of))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def share(hits: int, of: int) -> str:
+    """`12 of 40, 30 % [18-46]`."""
+    if not of:
+        return "-"
+    low, high = wilson(hits, of)
+    return f"{hits} of {of}, {hits / of:.0%} [{100 * low:.0f}-{100 * high:.0f}]"
+
+
+def figures(programs: Sequence[Row], operators: Sequence[Operator]) -> dict[str, Any]:
+    """What the page is made of. Reserved operators are counted together, never one by one."""
+    kinds = {operator.name: operator.kind for operator in operators}
+    held_back = reserved(operators)
+    rows = [
+        {**mutant, "parts": program["parts"], "kind": kinds[mutant["operator"]]}
+        for program in programs
+        for mutant in program["mutants"]
+    ]
+    part = {RESERVED: [row for row in rows if row["operator"] in held_back]}
+    part[OPEN] = [row for row in rows if row["operator"] not in held_back]
+    clean = [program for program in programs if not program["problem"]]
+    settings = [setting for setting in (PACKS, OWN) if any(setting in program["errors"] for program in clean)]
+    return {
+        "operators": {OPEN: len(operators) - len(held_back), RESERVED: len(held_back)},
+        "programs": len(programs),
+        "failed": [program["name"] for program in programs if program["problem"]],
+        "parts": {name: _of_part(part[name], settings) for name in (OPEN, RESERVED)},
+        "kinds": {kind: _score([row for row in rows if row["kind"] == kind], settings) for kind in KINDS},
+        "loops": {
+            loop: _score([row for row in rows if _loop(row["parts"]) == loop], settings)
+            for loop in sorted({_loop(row["parts"]) for row in rows})
+        },
+        "open operators": {
+            operator.name: _score([row for row in part[OPEN] if row["operator"] == operator.name], settings)
+            for operator in operators
+            if operator.name not in held_back
+        },
+        "false alarms": {
+            setting: {
+                "programs": sum(setting in program["errors"] for program in clean),
+                "with an error": [program["name"] for program in clean if program["errors"].get(setting)],
+                "with a notice": sum(program["notices"].get(setting, 0) > 0 for program in clean),
+                "errors": _counted(slug for program in clean for slug in program["errors"].get(setting, ())),
+            }
+            for setting in settings
+        },
+    }
+
+
+def _loop(parts: Mapping[str, str]) -> str:
+    return "own loop" if parts["program"] else parts["loop"]
+
+
+def _counted(slugs: Iterable[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for slug in slugs:
+        counts[slug] = counts.get(slug, 0) + 1
+    return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
+
+
+def _of_part(rows: Sequence[Row], settings: Sequence[str]) -> dict[str, Any]:
+    outcomes = {
+        name: sum(row["outcome"] == name for row in rows) for name in (CRASHED, IMPLAUSIBLE, EQUIVALENT, COUNTED)
+    }
+    return {**outcomes, **_score(rows, settings)}
+
+
+def _score(rows: Sequence[Row], settings: Sequence[str]) -> dict[str, Any]:
+    counted = [row for row in rows if row["outcome"] == COUNTED]
+    score: dict[str, Any] = {"mutants": len(counted)}
+    for setting in settings:
+        verdicts = [row["verdicts"][setting] for row in counted]
+        lates = [verdict["late"] for verdict in verdicts if verdict["late"] is not None]
+        score[setting] = {
+            "detected": sum(verdict["detected"] for verdict in verdicts),
+            "at any time": len(lates),
+            "named": sum(verdict["detected"] and verdict["named"] for verdict in verdicts),
+            "only noticed": sum(verdict["late"] is None and verdict["notices"] > 0 for verdict in verdicts),
+            "median steps late": statistics.median(lates) if lates else None,
+        }
+    return score
+
+
+HEAD = """# Mutation score
+
+This page is written by `make bench-mutants` from `benchmarks/results/mutants.json`; do not edit it by hand.
+
+The [corpus](https://github.com/) generates clean training programs. Mutation operators put one silent error into a
+program, as people make it. A mutant counts if it does not crash, if its loss stays plausible, and if it is not
+equivalent: losses, parameters, saved files or printed scores differ from the clean run beyond rounding. *Detected* is an
+error that the clean run does not have, at the latest one step after the first difference. *Named* means that the leading
+finding has one of the diagnoses that the operator lists. Programs come from seeds that no pack was learned from.
+Intervals are 95 % (Wilson).
+
+A third of the operators is *reserved*: a fixed seed draws them, and nobody looks at their single mutants.
+""".replace("[corpus](https://github.com/)", "corpus in `benchmarks/corpus/`")
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """The text of docs/mutation-score.md."""
+    lines = [
+        HEAD,
+        f"{result['programs']} clean programs; {result['operators'][OPEN]} open and "
+        f"{result['operators'][RESERVED]} reserved operators.\n",
+    ]
+    settings = list(result["false alarms"])
+    lines += [
+        "| operators | mutants | crashed | implausible | equivalent | counted | " + " | ".join(_heads(settings)) + " |"
+    ]
+    lines += ["|---" * (6 + 4 * len(settings)) + "|"]
+    for name, part in result["parts"].items():
+        made = sum(part[outcome] for outcome in (CRASHED, IMPLAUSIBLE, EQUIVALENT, COUNTED))
+        cells = [made, part[CRASHED], part[IMPLAUSIBLE], part[EQUIVALENT], part["mutants"]]
+        lines += [_row(name, cells, part, settings)]
+    lines += [
+        "\n## False alarms\n",
+        "| setting | clean programs | with an error | with a notice only |",
+        "|---|---|---|---|",
+    ]
+    for setting, alarms in result["false alarms"].items():
+        errors, of = len(alarms["with an error"]), alarms["programs"]
+        lines += [f"| {setting} | {of} | {share(errors, of)} | {alarms['with a notice']} |"]
+    for title, key in (("By kind", "kinds"), ("By loop", "loops"), ("By open operator", "open operators")):
+        lines += [f"\n## {title}\n", f"| {title[3:]} | counted | " + " | ".join(_heads(settings)) + " |"]
+        lines += ["|---" * (2 + 4 * len(settings)) + "|"]
+        lines += [
+            _row(name, [part["mutants"]], part, settings) for name, part in result[key].items() if part["mutants"]
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _heads(settings: Sequence[str]) -> list[str]:
+    return [f"{setting}: {head}" for setting in settings for head in ("detected", "named", "at any time", "steps late")]
+
+
+def _row(name: str, cells: Sequence[object], part: Row, settings: Sequence[str]) -> str:
+    of = part["mutants"]
+    for setting in settings:
+        score = part[setting]
+        late = score["median steps late"]
+        cells = [
+            *cells,
+            share(score["detected"], of),
+            score["named"],
+            score["at any time"],
+            "-" if late is None else late,
+        ]
+    return f"| {name} | " + " | ".join(map(str, cells)) + " |"
