@@ -224,7 +224,7 @@ def constructions(script: Script, name: str, place: ast.AST, depth: int = 4) -> 
         is_wrapped = isinstance(value, ast.Call) and last_part(called(value)) in WRAPPERS[:5]
         if isinstance(built, ast.Call):
             calls.append((built, is_wrapped))
-        elif dotted(built) and dotted(built) != name:
+        elif dotted(built) and (dotted(built) != name or scope(script, where) is not function):
             calls += [
                 (call, is_wrapped or inner) for call, inner in constructions(script, dotted(built), where, depth - 1)
             ]
