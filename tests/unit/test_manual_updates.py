@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -405,15 +407,19 @@ def accumulated_updates_beside_an_optimizer() -> None:
     del optimizer
 
 
-def test_parameters_kept_until_the_first_update_are_released() -> None:
-    with observing(NOTHING) as seen:
+@pytest.mark.parametrize("steps", [0, 1])
+def test_parameters_are_kept_until_the_first_update(steps: int) -> None:
+    with observing(NOTHING):
         model = net()
         optimizer = sgd(model)
         for _ in range(12):
             loss_of(model).backward()
-        assert seen.recorder.steps.initial_probes
-        optimizer.step()
-        assert seen.recorder.steps.initial_probes is None
+        for _ in range(steps):
+            optimizer.step()
+        kept = [weakref.ref(parameter) for parameter in model.parameters()]
+        del model, optimizer
+        gc.collect()
+        assert any(reference() is not None for reference in kept) is (steps == 0)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from traincheck.sources.compile.tracing import EXPORTS, FLAGS, is_traced
 from traincheck.sources.modules.live_modules import ORIGINAL_MODULE, is_compile_wrapper
 from traincheck.sources.modules.module_stack import ModuleStack
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 
 Begins = Callable[[nn.Module, Any], object]
@@ -38,7 +39,7 @@ class _Depth(threading.local):
         self.noted = False  # whether this thread is registered as one that calls modules
 
 
-class ModuleCalls:
+class ModuleCalls(RecorderListener):
     """Calls listeners, which must not raise, before and after each module call, in the order in which they were added.
 
     The first listener is guarded here and follows the depth of calls. It receives the depth at each begin. At each end
@@ -73,6 +74,7 @@ class ModuleCalls:
         self._others.clear()  # when sources attach again, they add their listeners again
         self._ends.clear()
         self._hook_both()
+        recorder.add_listener(self)
         recorder.sampling_gate.add_suspendable(self)
         undo.callback(recorder.sampling_gate.remove_suspendable, self)
         undo.callback(self._unhook)
@@ -173,7 +175,6 @@ class ModuleCalls:
             return
         self._off = True
         self._unhook()
-        self._recorder.steps.on_change = self._wait
         self._wait()
 
     def can_resume(self) -> bool:
@@ -184,11 +185,14 @@ class ModuleCalls:
         """See `Suspendable`."""
         if self._off:
             self._off = False
-            self._recorder.steps.on_change = lambda: None
             self._unhook()
             self._depth = _Depth()
             self._passed(everywhere=True)
             self._hook_both()
+
+    def forward_awaited(self) -> None:
+        if self._off:
+            self._wait()
 
     def _wait(self) -> None:
         """Wait for the next outermost module if its call can begin a step."""

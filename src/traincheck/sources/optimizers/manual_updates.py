@@ -37,6 +37,7 @@ import torch
 from traincheck.sources.gradients.gradients import Gradients, summary
 from traincheck.sources.modules.variables import THIS, Variable
 from traincheck.sources.recording.context_facts import context_facts_with
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.recording.step_tracker import StepTracker
 from traincheck.sources.tensors.deferred_values import fetch_values
@@ -107,12 +108,13 @@ def is_compared(steps: StepTracker) -> bool:
     )
 
 
-class ManualUpdates:
+class ManualUpdates(RecorderListener):
     """Recognises updates without an optimizer, and reports at the end of the run if there was no update at all."""
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
         self._pending_check: _PendingCheck | None = None
+        self._initial_probes: list[_Probe] | None = None  # kept until an optimizer steps
         self._trains = False  # whether gradients were computed for a module in training mode
         self._idle_optimizer = ""  # an optimizer that holds parameters with such gradients
         self._site = ""  # the site of such a backward
@@ -124,6 +126,7 @@ class ManualUpdates:
         self._guarded_check = recorder.guarded(SOURCE, self._check, always=True)
         self._guarded_move_positions = recorder.guarded(SOURCE, self._move_positions, always=True)
         self.backward_ends = recorder.guarded(SOURCE, self._backward_ends, always=True)
+        recorder.add_listener(self)
         recorder.at_end(lambda: self._guarded_check(True))
         recorder.at_end(recorder.guarded(SOURCE, self._report_unused, always=True))
         undo.callback(self._cancel_check)
@@ -140,8 +143,8 @@ class ManualUpdates:
             probes = [_Probe(v, _if_small(t), version_of(t), *_memory(t)) for v, t in held]
             if not probes:
                 return
-            if steps.optimizers and steps.initial_probes is None:
-                steps.initial_probes = sorted(probes, key=_size)[:_PROBES_OF_RUN]
+            if steps.optimizers and self._initial_probes is None:
+                self._initial_probes = sorted(probes, key=_size)[:_PROBES_OF_RUN]
             states: dict[Variable, str] = {}
             variables = [probe.variable for probe in probes]
 
@@ -153,7 +156,9 @@ class ManualUpdates:
         self._schedule_check(
             _PendingCheck(threading.get_ident(), probes, states, self._reserve_positions(probes), site, context)
         )
-        steps.on_change()
+
+    def optimizer_stepped(self) -> None:
+        self._initial_probes = None
 
     def _note_training(self, variables: Sequence[Variable], site: str) -> None:
         """Note whether these parameters, which have gradients, are trained, and by which optimizer."""
@@ -178,10 +183,11 @@ class ManualUpdates:
     def _schedule_check(self, check: _PendingCheck) -> None:
         self._pending_check = check
         self._gradients.on_clipped = self._guarded_move_positions
-        self._recorder.steps.before_activity = self._guarded_check
+        self._recorder.steps.check_before_activity(self._guarded_check)
 
     def _cancel_check(self) -> None:
-        self._pending_check = self._gradients.on_clipped = self._recorder.steps.before_activity = None
+        self._pending_check = self._gradients.on_clipped = None
+        self._recorder.steps.check_before_activity(None)
 
     def _check(self, last: bool) -> None:
         """Check at the next activity whether parameters were updated since the backward. If not, and this is not the
@@ -192,10 +198,9 @@ class ManualUpdates:
         self._cancel_check()
         with hidden_from_modes():
             changed = _changed_variables(check.probes)
-        if not changed and not last:
-            self._schedule_check(check)
-        self._recorder.steps.on_change()
         if not changed:
+            if not last:
+                self._schedule_check(check)
             return
         if self._recorder.steps.optimizers:
             self._written = True
@@ -230,7 +235,7 @@ class ManualUpdates:
         if not self._trains or self._written or recorder.steps.updates_made:
             return
         with hidden_from_modes():
-            if recorder.steps.initial_probes and _changed_variables(recorder.steps.initial_probes):
+            if self._initial_probes and _changed_variables(self._initial_probes):
                 return
         attribute = IDLE_OPTIMIZER if self._idle_optimizer else UNUSED_GRADIENTS
         if self._demand.takes_reading(RUN, attribute):

@@ -36,6 +36,12 @@ class RecorderListener:
     def window_closed(self, cut: Cut) -> None:
         """A window was closed, or left out, at `cut`, and the next one has begun."""
 
+    def forward_awaited(self) -> None:
+        """The next call of an outermost module may begin a step, see `StepTracker.awaits_forward`."""
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has updated parameters."""
+
     def source_switched(self, source: str, *, off: bool) -> None:
         """A source was switched off, or on again."""
 
@@ -68,6 +74,8 @@ class Listeners:
         self.storage_names: tuple[Callable[[str], dict[str, str] | None], ...] = select("storage_names")
         self.window_measured: tuple[Callable[[str, bool, Lap], None], ...] = select("window_measured")
         self.window_closed: tuple[Callable[[Cut], None], ...] = select("window_closed")
+        self.forward_awaited: tuple[Callable[[], None], ...] = select("forward_awaited")
+        self.optimizer_stepped: tuple[Callable[[], None], ...] = select("optimizer_stepped")
         self.source_switched: tuple[Callable[..., None], ...] = select("source_switched")
         self.scheduler_stepped: tuple[Callable[[Any], None], ...] = select("scheduler_stepped")
 

@@ -67,7 +67,7 @@ class Recorder:
         self.suppression = Suppression(self.hooks, self.profiler)
         self.meter = meter or OverheadMeter()
         self.sampling_gate = SamplingGate(is_sampled)
-        self.steps = StepTracker(self._cut, self._on_opening)
+        self.steps = StepTracker(self._cut, self._on_opening, self._on_change, self._on_update)
         self.availability = SourceAvailability()
         self.active = True
         self.watching = True  # whether events are taken now
@@ -332,6 +332,14 @@ class Recorder:
         """The next window may begin at `seq`: take events if it is to be watched."""
         if not self._complete and self.sampling_gate.is_watched(self.steps.step + 1):
             self._take_from(seq)
+
+    def _on_change(self) -> None:
+        for forward_awaited in self._listeners.forward_awaited:
+            forward_awaited()
+
+    def _on_update(self) -> None:
+        for optimizer_stepped in self._listeners.optimizer_stepped:
+            optimizer_stepped()
 
     def _begin_window(self, seq: int) -> None:
         """The window before `seq` is closed: decide whether the window that begins there is watched."""

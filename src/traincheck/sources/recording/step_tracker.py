@@ -63,17 +63,23 @@ class StepTracker:
     `step` is the step under way: 0 until the first training activity, then 1, 2, ... Optimizers are identified by name.
     """
 
-    def __init__(self, on_cut: Callable[[Cut], None], on_opening: Callable[[int], None] = lambda seq: None) -> None:
+    def __init__(
+        self,
+        on_cut: Callable[[Cut], None],
+        on_opening: Callable[[int], None] = lambda seq: None,
+        on_change: Callable[[], None] = lambda: None,
+        on_update: Callable[[], None] = lambda: None,
+    ) -> None:
         self._on_cut = on_cut
         self._on_opening = on_opening
-        self.on_change: Callable[[], None] = lambda: None  # called when `awaits_forward` may have become True
+        self._on_change = on_change  # `awaits_forward` may have become True
+        self._on_update = on_update  # an optimizer has updated parameters
         self._last_steps: dict[str, int] = {}  # optimizer -> step of its last update (or of its construction)
         self._manual_models: set[str] = set()  # models that the program updates without an optimizer
         self.optimizers: set[str] = set()  # optimizers that exist
-        self.before_activity: Callable[[bool], object] | None = None  # see manual_updates.py
+        self._check: Callable[[bool], object] | None = None  # see `check_before_activity`
         self.forwards, self.backwards = 0, 0  # calls of outermost modules, and backwards
         self.updates_made = 0  # updates, and steps that the program has named
-        self.initial_probes: Any = None  # samples of parameters, kept until the first update
         self._stepped: set[str] = set()  # optimizers that have stepped in this window
         self.updates: list[Callable[[], bool]] = []  # for each update under way, whether it still runs
         self._next_start = -1  # first new activity after the last update
@@ -108,17 +114,26 @@ class StepTracker:
     @property
     def awaits_forward(self) -> bool:
         """Whether the next call of an outermost module may change the stage; within a step it does not."""
-        return self._stage == UNDECIDED or bool(self._stepped) or self.before_activity is not None
+        return self._stage == UNDECIDED or bool(self._stepped) or self._check is not None
 
     @property
     def undecided(self) -> bool:
         """Whether the stage of the open window is not known yet."""
         return self._stage == UNDECIDED
 
+    def check_before_activity(self, check: Callable[[bool], object] | None) -> None:
+        """Call `check` before each new activity, until another check or None takes its place (see manual_updates.py).
+
+        Its argument is whether the activity is no fetch of a batch: an update may follow after a fetch.
+        """
+        self._check = check
+        if check is not None:
+            self._on_change()
+
     def optimizer_built(self, name: str, seq: int) -> None:
         """An optimizer was built; steps wait for it."""
-        if self.before_activity is not None:
-            self.before_activity(True)
+        if self._check is not None:
+            self._check(True)
         if self._all_stepped():
             self._close(self._next_start if self._next_start >= 0 else seq, TRAIN)
         elif not self.updates_made and not self.backwards and not self._steps_named and not self._stage_named:
@@ -136,8 +151,8 @@ class StepTracker:
     def fetch_begins(self, seq: int) -> None:
         """A batch is about to be fetched; computations of the data set belong to the fetch."""
         if self._open_fetch < 0 and not self._is_updating():
-            if self.before_activity is not None:
-                self.before_activity(False)
+            if self._check is not None:
+                self._check(False)
             self._open_fetch = seq
             if self._stepped and self._next_start < 0:
                 self._on_opening(seq)
@@ -152,7 +167,7 @@ class StepTracker:
             self._activity_begins(seq)
             if self._fetch_start < 0:
                 self._fetch_start = seq
-            self.on_change()
+            self._on_change()
 
     def fetch_failed(self, began: int) -> bool:
         """The fetch that began at `began` raised; whether it was the outermost fetch."""
@@ -170,8 +185,8 @@ class StepTracker:
         self.forwards += 1
         if self._is_updating():
             return
-        if self.before_activity is not None:
-            self.before_activity(True)
+        if self._check is not None:
+            self._check(True)
         seq = self._activity_start(seq)
         self._activity_begins(seq)
         begin = self._fetch_start if self._fetch_start >= 0 else seq
@@ -188,8 +203,8 @@ class StepTracker:
     def computation_begins(self, seq: int) -> None:
         """A compiled function is about to run, with unknown content."""
         if not self._is_updating():
-            if self.before_activity is not None:
-                self.before_activity(True)
+            if self._check is not None:
+                self._check(True)
             self._activity_begins(self._activity_start(seq))
 
     def backward(self, seq: int) -> None:
@@ -197,8 +212,8 @@ class StepTracker:
         self.backwards += 1
         if self._is_updating():
             return
-        if self.before_activity is not None:
-            self.before_activity(True)
+        if self._check is not None:
+            self._check(True)
         seq = self._activity_start(seq)
         self._activity_begins(seq)
         if self._stage in (SETUP, EVAL):
@@ -223,11 +238,11 @@ class StepTracker:
         """The update ended (or a gradient scaler skipped it)."""
         if not self.update_failed():
             self.updates_made += 1
-            self.initial_probes = None
             self._stepped.add(name)
             self._last_steps[name] = self.step
             self._next_start = self._fetch_start = self._open_fetch = -1
-            self.on_change()
+            self._on_update()
+            self._on_change()
 
     def manual_update(self, names: Collection[str], seq: int) -> None:
         """The program has updated the parameters of the models `names` without an optimizer, at `seq`."""
@@ -239,7 +254,7 @@ class StepTracker:
         self._stepped.update(names)
         self._last_steps.update(dict.fromkeys(names, self.step))
         self._next_start = self._fetch_start = self._open_fetch = -1
-        self.on_change()
+        self._on_change()
 
     def update_failed(self) -> bool:
         """The update raised; whether an update around it is still under way."""
@@ -250,8 +265,8 @@ class StepTracker:
 
     def explicit_step(self, seq: int) -> None:
         """The program says that a step ends here; from now on only such calls end steps."""
-        if self.before_activity is not None:
-            self.before_activity(True)
+        if self._check is not None:
+            self._check(True)
         self._steps_named = True
         self.updates_made += 1
         self._train_from(seq)
@@ -266,12 +281,12 @@ class StepTracker:
             self._close(seq, self._stage)
         self.step += missed
         self._last_steps = {name: step + missed for name, step in self._last_steps.items()}
-        self.on_change()
+        self._on_change()
 
     def stage_begins(self, stage: str, seq: int) -> None:
         """The program names its stage; until `stage_ends` the tracker does not infer another stage."""
-        if self.before_activity is not None:
-            self.before_activity(True)
+        if self._check is not None:
+            self._check(True)
         if stage == EVAL:
             if self._stage != UNDECIDED:
                 self._close(seq, self._stage)
@@ -363,4 +378,4 @@ class StepTracker:
         self._next_start = self._undecided_forward = -1
         self._stage = UNDECIDED
         self._on_cut(Cut(seq, self.step, stage))
-        self.on_change()
+        self._on_change()
