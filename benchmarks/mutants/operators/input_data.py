@@ -266,15 +266,13 @@ def generator_copied_to_workers(script: Script) -> Mutants:
             assert isinstance(call, ast.Call)
             prefix, _, name = dotted(call.func).rpartition(".")
             if prefix == "np.random" and name in GENERATOR_METHODS and call not in ast.walk(init):
-                edits.append(script.replace(call.func, f"self.rng.{GENERATOR_METHODS[name]}"))
-                if name in ("randn", "rand") and (len(call.args) != 1 or isinstance(call.args[0], ast.Starred)):
-                    sizes = ", ".join(script.source(entry) for entry in call.args)
-                    edits[-1] = script.replace(
-                        call,
-                        f"self.rng.{GENERATOR_METHODS[name]}(({sizes},))"
-                        if sizes
-                        else f"self.rng.{GENERATOR_METHODS[name]}()",
-                    )
+                method_name = f"self.rng.{GENERATOR_METHODS[name]}"
+                sizes = ", ".join(script.source(entry) for entry in call.args)
+                if name in ("randn", "rand") and (len(call.args) > 1 or "*" in sizes):
+                    comma = "," if len(call.args) == 1 else ""
+                    edits.append(script.replace(call, f"{method_name}(({sizes}{comma}))"))
+                else:
+                    edits.append(script.replace(call.func, method_name))
         if edits:
             yield [script.insert_after(init.body[-1], "self.rng = np.random.default_rng(0)"), *edits]
 

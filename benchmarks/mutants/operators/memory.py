@@ -10,6 +10,7 @@ from benchmarks.mutants.model_queries import (
     calls,
     function_name,
     is_method,
+    mentions,
     sample_methods,
     seeds_of_drawn,
     tensor_of,
@@ -91,21 +92,21 @@ def features_of_untrained_model(script: Script) -> Mutants:
     trained = {last_part(name) for name in models(script)}
     for name, value, statement in assignments(script):
         around = loops(script, statement)
-        if not around or not isinstance(value, ast.Call) or not isinstance(statement, ast.Assign):
+        block = next(script.parents(statement))
+        if not around or not isinstance(value, ast.Call) or not isinstance(block, ast.With) or len(block.body) != 1:
             continue
-        if (
-            last_part(dotted(value.func)) not in trained
-            or statement.value is not value
-            or is_evaluation(script, statement)
-        ):
+        if last_part(dotted(value.func)) not in trained or not isinstance(statement, ast.Assign):
             continue
         bound = {
             node.id for node in ast.walk(around[0]) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
         read = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-        wraps = [parent for parent in script.parents(statement) if isinstance(parent, ast.With)]
-        if not bound & read and wraps and len(wraps[0].body) == 1 and name:
-            yield script.move_before(wraps[0], around[0])
+        in_loss = any(
+            "loss" in other and mentions(source, rf"^{re.escape(last_part(name))}$")
+            for other, source, _ in assignments(script, around[0])
+        )
+        if in_loss and not bound & read:
+            yield script.move_before(block, around[0])
 
 
 # In place

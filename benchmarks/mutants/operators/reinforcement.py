@@ -203,13 +203,16 @@ def discount_missing(script: Script) -> Mutants:
 def reward_discounted_too(script: Script) -> Mutants:
     """The discount is applied to the sum of reward and next value, so the reward of the step is discounted, too."""
     for node in script.walk(ast.BinOp):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(node.right, ast.BinOp):
-            product = node.right
-            if isinstance(product.op, ast.Mult) and dotted(product.left) and mentions(product.left, GAMMA):
-                right = text_of(script, product.right)
-                text = f"{script.source(product.left)} * ({script.source(node.left)} + {right})"
-                outer = node.parent  # type: ignore[attr-defined]
-                yield [script.replace(node, f"({text})" if isinstance(outer, ast.Attribute) else text)]
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add) or not isinstance(node.right, ast.BinOp):
+            continue
+        first: ast.expr = node.right
+        while isinstance(first, ast.BinOp) and isinstance(first.op, ast.Mult):
+            first = first.left
+        if first is not node.right and dotted(first) and mentions(first, GAMMA):
+            text = script.text[script.span(first)[1] : script.span(node.right)[1]].lstrip(" *")
+            text = f"{script.source(first)} * ({script.source(node.left)} + {text})"
+            parent = next(script.parents(node))
+            yield [script.replace(node, f"({text})" if isinstance(parent, ast.Attribute | ast.BinOp) else text)]
 
 
 # Replay, returns and policy gradients
