@@ -58,7 +58,7 @@ class Job:
 
 
 @pytest.mark.slow
-def test_two_ranks_do_what_is_asked_and_stop_together(home: Path) -> None:
+def test_two_ranks_follow_requests_and_stop_together(home: Path) -> None:
     job = Job(home, "controlled")
     try:
         job.until(lambda: len(job.answers()) == 2)
@@ -87,7 +87,7 @@ def test_two_ranks_do_what_is_asked_and_stop_together(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_both_ranks_react_to_what_was_found_of_them_together(home: Path) -> None:
+def test_both_ranks_react_to_common_findings(home: Path) -> None:
     text = (
         PROGRAM.replace("loss = (model(batch)", "loss = (inner(batch)")
         .replace(*SLOWLY)

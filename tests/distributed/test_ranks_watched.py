@@ -22,7 +22,7 @@ def program(home: Path, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_found_of_several_ranks_is_seen_from_elsewhere_while_they_train(home: Path) -> None:
+def test_findings_about_several_ranks_are_seen_by_watch(home: Path) -> None:
     program(home, PROGRAM.replace(*WITHOUT_DDP))
     words = ("run", "--book", "book.jsonl", "-o", "watched", "--", *TORCHRUN, "train.py", "7", "go")
     watch, run = Running(home, "watch", "watched"), Running(home, *words)

@@ -83,7 +83,7 @@ def test_a_lasting_fault_of_one_rank_is_named_by_the_others(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_of_two_ranks_both_are_named_and_sound_ones_are_left_alone(tmp_path: Path) -> None:
+def test_both_differing_ranks_are_named_and_healthy_ranks_are_not(tmp_path: Path) -> None:
     sound, faulty = tmp_path / "sound", tmp_path / "faulty"
     sound.mkdir()
     faulty.mkdir()

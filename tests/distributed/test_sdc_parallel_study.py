@@ -29,7 +29,7 @@ def different(level: dict[str, Any], table: str, name: str) -> dict[tuple[str, s
 
 
 @pytest.mark.slow
-def test_healthy_hosts_differ_in_nothing_and_compute_what_one_worker_does(tmp_path: Path) -> None:
+def test_healthy_hosts_agree_and_match_one_worker(tmp_path: Path) -> None:
     result = study(tmp_path, "--workload", "decoder-tiny-fp64", "--steps", "3")
     assert result["tensor_parallel"] == 2
     for level in result["levels"].values():

@@ -79,7 +79,7 @@ def test_a_fault_in_attention_is_found_there_and_spreads_where_nothing_is_copied
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_what_was_found_so_far(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_partial_results(tmp_path: Path) -> None:
     words = ("--level", "3", "--steps", "1000000", "-o", "study.json")
     running = Running(tmp_path, "sdc", "study", *words, "--fault", "scale@optimizer:head.weight,factor=1.001")
     try:

@@ -89,7 +89,7 @@ def test_killed_process_loses_at_most_the_last_windows_and_the_rest_can_be_check
     assert json.loads(done.stdout)["run"]["crashed"]
 
 
-def test_interrupt_keeps_what_was_recorded(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_the_recording(tmp_path: Path) -> None:
     text = "train(10**9, lambda step: print(step, flush=True) if step == 20 else time.sleep(0.001))\n"
     process = start(tmp_path, text)
     assert process.stdout is not None and process.stdout.readline().strip() == "20"

@@ -45,7 +45,7 @@ def run(project: Path, line: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_guide_does_what_it_says(project: Path) -> None:
+def test_the_guide_works(project: Path) -> None:
     lines = [line for block in BLOCK.findall(GUIDE.read_text(encoding="utf-8")) for line in block.splitlines()]
     assert len(lines) == 6
     results = {}

@@ -244,13 +244,13 @@ def findings(folder: Path, *words: str, **more: str) -> list[str]:
 @pytest.mark.parametrize(
     "program", [DISABLED_SCALER, GRADIENTS_OF_ZEROS, LOOK_AT_A_BATCH, BY_LBFGS, BY_ADAM, CALLED_FOR_ITS_SHAPES]
 )
-def test_nothing_is_found_in_a_clean_idiom(program: str, tmp_path: Path) -> None:
+def test_clean_idioms_give_no_findings(program: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
     assert findings(tmp_path, "train.py") == []
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "."])
-def test_only_own_code_is_asked_why_it_fills_memory_again(folder: str, tmp_path: Path) -> None:
+def test_only_project_code_is_reported_for_reused_memory(folder: str, tmp_path: Path) -> None:
     """A wrapper of the library resets what it wraps, which is the library's affair; in the project it is reported."""
     (tmp_path / folder).mkdir(exist_ok=True)
     (tmp_path / folder / "mixing.py").write_text(WRAPPERS)

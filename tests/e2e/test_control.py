@@ -178,7 +178,7 @@ def test_a_clean_run_is_controlled_and_stays_clean(start: Callable[..., Run], ho
 
 
 @pytest.mark.slow
-def test_fewer_steps_are_watched_where_that_is_asked_and_an_error_is_found_all_the_same(
+def test_a_smaller_budget_still_finds_the_error(
     start: Callable[..., Run],
 ) -> None:
     run = start("--budget", "0%,first=2", "--record-after-finding", "0")
@@ -273,7 +273,7 @@ def test_orders_that_come_together_are_all_obeyed(start: Callable[..., Run]) -> 
     run.end()
 
 
-def test_nobody_answers_where_nobody_runs(tmp_path: Path, capsys: Any) -> None:
+def test_a_finished_run_gives_no_answer(tmp_path: Path, capsys: Any) -> None:
     run = RunFolder.create(tmp_path / "run", Manifest(mode="run"))
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -320,7 +320,7 @@ def test_bad_orders_are_refused_with_a_message(
 
 
 @pytest.mark.slow
-def test_training_is_bit_identical_whatever_is_asked(home: Path) -> None:
+def test_requests_keep_training_bit_identical(home: Path) -> None:
     (home / "train.py").write_text(PLAIN)
     (home / "bad").unlink(missing_ok=True)
     plain = subprocess.run([sys.executable, "train.py", "480", "0"], cwd=home, capture_output=True, text=True)

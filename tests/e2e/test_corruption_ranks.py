@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.corruption", "--quick"]
 
 
-def test_two_ranks_find_what_is_put_into_one(tmp_path: Path) -> None:
+def test_two_ranks_find_an_injected_fault(tmp_path: Path) -> None:
     command = [*COMMAND, "--only", "ranks", "--runs", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -24,7 +24,7 @@ def test_two_ranks_find_what_is_put_into_one(tmp_path: Path) -> None:
     assert "0 false alarms in 1 clean runs" in done.stdout
 
 
-def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_points(tmp_path: Path) -> None:
     command = [*COMMAND, "--only", "alarms,screening", "--jobs", "1", "--runs", str(tmp_path)]
     running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None

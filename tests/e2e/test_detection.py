@@ -57,7 +57,7 @@ def test_no_clean_run_has_an_error(result: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name", ["a13-stackoverflow-60335387", pytest.param("a11-x-jxmnop-ddp-out-of-sync", marks=pytest.mark.long)]
 )
-def test_a_warm_start_records_what_a_cold_one_does(name: str, tmp_path: Path) -> None:
+def test_warm_and_cold_starts_record_the_same(name: str, tmp_path: Path) -> None:
     (case,) = read_cases(name)
     program = programs_of(case, tmp_path)[BUGGY]
     cold = record(program, tmp_path / "cold", reuse=False, cold=True)

@@ -38,7 +38,7 @@ def test_guide() -> None:
     assert "make features" in check_diagnosis(entry, [LOADED])  # type: ignore[arg-type]
 
 
-def test_what_does_not_conform_is_refused() -> None:
+def test_nonconforming_diagnoses_are_refused() -> None:
     ours = catalogue()["result-size-differs"]
     copied = replace(ours, slug="another-slug")
     for entry, complaint in (

@@ -10,7 +10,7 @@ from guides import DOCS, follow
 
 
 @pytest.mark.slow
-def test_the_guide_does_what_it_says(tmp_path: Path) -> None:
+def test_the_guide_works(tmp_path: Path) -> None:
     shutil.copytree(DOCS / "tutorial", tmp_path / "docs" / "tutorial")
     sound, around, report, check = follow("distributed.md", tmp_path).values()
     assert "Nothing wrong found in 20 steps" in sound and sound.count("ended      agrees") == 2

@@ -229,7 +229,7 @@ def test_several_loaders_at_once() -> None:
     assert all(len(values) == 3 for values in streams.values())
 
 
-def test_a_pass_that_is_left_early_tells_whole_rounds() -> None:
+def test_an_epoch_left_early_records_whole_rounds() -> None:
     with observing(DEMAND) as seen:
         loader = DataLoader(Noise(), batch_size=1, num_workers=2)
         for number, _ in enumerate(loader, start=1):
@@ -296,7 +296,7 @@ class Failing(Noise):
         return super().__getitem__(index)
 
 
-def test_a_worker_whose_data_set_fails() -> None:
+def test_a_failing_data_set_in_a_worker_is_handled() -> None:
     with observing(DEMAND) as seen:
         batches = iter(DataLoader(Failing(), batch_size=1, num_workers=2))
         with pytest.raises(LookupError, match="no such sample"):
@@ -378,7 +378,7 @@ def test_batches_are_the_same_to_the_last_bit(arguments: dict[str, Any]) -> None
     assert settled(before)
 
 
-def test_a_full_pipe_loses_messages_and_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_pipe_drops_messages_without_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_workers.LoaderWorkers, "_receive", lambda self: None)
     with observing(DEMAND) as seen:
         count = 80_000 // loader_workers._MESSAGE.size  # more than the 65,536 bytes that a pipe holds

@@ -90,7 +90,7 @@ told = accelerator.get_tracker("traincheck")
 GUIDE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 
 
-def test_the_guide_imports_what_there_is() -> None:
+def test_the_guide_imports_existing_names() -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith(("from ", "import "))]
     assert len(lines) == 4
@@ -118,7 +118,7 @@ def execute(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_callback_finds_what_a_run_finds(framework: str, tmp_path: Path) -> None:
+def test_a_callback_finds_the_same_as_a_run(framework: str, tmp_path: Path) -> None:
     text, diagnosis = FRAMEWORKS[framework]
     (tmp_path / "train.py").write_text(text + TELL)
     alone = execute(tmp_path, "train.py")
@@ -180,7 +180,7 @@ def test_after_the_others():
 """
 
 
-def test_a_test_fails_on_what_is_found(tmp_path: Path) -> None:
+def test_a_test_fails_on_findings(tmp_path: Path) -> None:
     (tmp_path / "test_training.py").write_text(TESTS)
     done = execute(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "out.xml")
     assert done.returncode == 1, done.stdout

@@ -97,7 +97,7 @@ def launched_and_plain(
     return both
 
 
-def test_a_script_sees_what_it_would_see(launched: Launch, workdir: Path) -> None:
+def test_a_script_sees_the_usual_environment(launched: Launch, workdir: Path) -> None:
     (workdir / "code").mkdir()
     (workdir / "code" / "tell.py").write_text(TELL)
     mine, plain = launched_and_plain(launched, ["code/tell.py", "--lr", "1", "-o", "x", "--help", "--", ""], workdir)
@@ -106,7 +106,7 @@ def test_a_script_sees_what_it_would_see(launched: Launch, workdir: Path) -> Non
     assert mine["path"][0] == str(workdir / "code")
 
 
-def test_a_module_sees_what_it_would_see(launched: Launch, workdir: Path) -> None:
+def test_a_module_sees_the_usual_environment(launched: Launch, workdir: Path) -> None:
     (workdir / "package").mkdir()
     (workdir / "package" / "__init__.py").touch()
     (workdir / "package" / "tell.py").write_text(TELL)
@@ -190,7 +190,7 @@ def test_a_command_may_be_named_with_its_interpreter(words: list[str], launched:
     assert "said --lr 1" in done.stdout, done.stderr
 
 
-def test_what_cannot_be_a_program_is_refused(launched: Launch, workdir: Path) -> None:
+def test_invalid_programs_are_refused(launched: Launch, workdir: Path) -> None:
     (workdir / "empty").mkdir()
     (workdir / "job.sh").write_text("#!/bin/bash\nset -e\nfor x in 1 2; do echo $x; done\n")
     (workdir / "model.pt").write_bytes(b"PK\x00\x01" * 100)

@@ -218,7 +218,7 @@ def test_a_program_keeps_its_own_rules(folder: str, words: tuple[str, ...], home
     assert counts["not_triggered"] == 0 and counts["passed"] == counts["invariants"]
 
 
-def test_where_nothing_is_deployed_nothing_passes(home: Path, tmp_path: Path) -> None:
+def test_no_deployed_rules_is_not_a_pass(home: Path, tmp_path: Path) -> None:
     """A book whose rules all belong to another program: exit code 2 live and offline, and the program is not run."""
     header, *lines = (home / "good.jsonl").read_text().splitlines()
     own = [line for line in lines if '"api":"cnn.' in line]

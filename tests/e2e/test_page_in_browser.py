@@ -189,7 +189,7 @@ def test_search_and_filter(driver: Any, pages: Path) -> None:
     assert len(browser.seen("#run3-findings .title")) == 3  # each run has a filter of its own
 
 
-def test_links_lead_to_what_they_name_even_if_it_is_folded_or_filtered(driver: Any, pages: Path) -> None:
+def test_links_reach_folded_and_filtered_targets(driver: Any, pages: Path) -> None:
     browser = Browser(driver, pages)
     dead = "return [...document.querySelectorAll('a')].filter((a) => !document.getElementById(a.hash.slice(1))).length"
     assert browser.do(dead) == 0

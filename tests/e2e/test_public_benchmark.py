@@ -65,7 +65,7 @@ def test_a_finding_is_true_only_where_the_list_explains_it(program: Program, tmp
     assert verdict(Program(**{**vars(defect), "expected": (explanation,)}), figures) == TRUE
 
 
-def test_the_command_lists_programs_and_names_what_is_missing(tmp_path: Path) -> None:
+def test_the_command_lists_programs_and_missing_packages(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "benchmarks.public"]
     listed = subprocess.run([*words, "--list"], cwd=ROOT, check=True, capture_output=True, text=True)
     assert "nanogpt-shakespeare-char" in listed.stdout

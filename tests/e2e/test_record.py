@@ -98,7 +98,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_of_a_long_clean_run_little_is_recorded_and_everything_says_so(home: Path) -> None:
+def test_a_long_clean_run_records_little_and_reports_it(home: Path) -> None:
     output = run(home, "long", "train.py", 1200, 0, "ends")
     there, folder = recorded_steps(home / "long"), RunFolder.open(home / "long")
     of_all = report(home / "long")
@@ -126,7 +126,7 @@ def test_of_a_long_clean_run_little_is_recorded_and_everything_says_so(home: Pat
 
 
 @pytest.mark.slow
-def test_all_is_recorded_where_that_is_asked_for(home: Path) -> None:
+def test_record_all_records_everything(home: Path) -> None:
     output = run(home, "all", "--record", "all", "train.py", 300, 0, "ends")
     assert steps(home / "all") == list(range(1, 301))
     assert "recorded" not in report(home / "all")["run"] and "the recording holds" not in output
@@ -159,7 +159,7 @@ def test_the_last_steps_are_recorded_however_it_ends(how: str, expect: int, home
 
 
 @pytest.mark.slow
-def test_a_killed_run_can_be_checked_and_says_what_it_holds(home: Path) -> None:
+def test_a_killed_run_can_be_checked_and_lists_its_steps(home: Path) -> None:
     run(home, "killed", "train.py", 333, 0, "killed", expect=137)
     assert steps(home / "killed")[-1] > 100  # the last pair that was not waiting
     again = traincheck(home, "check", "killed", "--book", "book.jsonl")

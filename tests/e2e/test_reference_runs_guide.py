@@ -11,7 +11,7 @@ from recorded_runs import training, write_run
 
 
 @pytest.mark.slow
-def test_the_guide_does_what_it_says(tmp_path: Path) -> None:
+def test_the_guide_works(tmp_path: Path) -> None:
     for name, optimizer in (("a", "SGD"), ("b", "Adam"), ("c", "AdamW")):
         write_run(tmp_path / "runs" / name, f"{name}.py", training(12, optimizer))
     for number, name in enumerate(("monday", "tuesday", "wednesday"), start=5):

@@ -80,7 +80,7 @@ def doctor(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
 
-def test_what_is_not_reproducible_is_named(tmp_path: Path) -> None:
+def test_irreproducible_operations_are_named(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--workload", make(tmp_path, "forward"), "--steps", "1")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "first to differ: aten.add in 1, forward, step 1" in done.stdout
@@ -119,7 +119,7 @@ def test_an_exception_in_a_workload_is_reported_with_its_line(tmp_path: Path) ->
     assert "it raised ValueError: no such column" in done.stderr and "mine.py, line" in done.stderr
 
 
-def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:
+def test_ctrl_c_ends_child_processes(tmp_path: Path) -> None:
     running = Running(tmp_path, "sdc", "doctor", "--workload", make(tmp_path, "sleeps"))
     try:
         children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
@@ -150,7 +150,7 @@ def test_recording_changes_no_bit_and_names_modules() -> None:
     assert "layers.1.attention.query" in matmuls and "head" in matmuls and "" not in matmuls
 
 
-def test_where_two_runs_part() -> None:
+def test_the_first_divergence_of_two_runs() -> None:
     entry = Entry(1, "forward", "a", "aten.mm", "0")
     assert first_difference([entry], [entry]) is None
     assert first_difference([entry], [entry, entry]) == Difference(1, None, entry)

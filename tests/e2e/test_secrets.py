@@ -292,7 +292,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason=
 
 
 @needs_proc
-def test_nothing_listens_unless_it_was_asked_to(home: Path, start: Callable[..., Running]) -> None:
+def test_no_port_is_open_by_default(home: Path, start: Callable[..., Running]) -> None:
     (home / "wait").touch()
     running = start("run", "-b", "good.jsonl", "-o", "run", "train.py")
     until(lambda: list((home / "run").glob("live-*.json")))

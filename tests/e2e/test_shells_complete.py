@@ -70,7 +70,7 @@ class Terminal:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SET_UP)
-def test_what_is_typed_is_completed(shell: str, tmp_path: Path) -> None:
+def test_typed_words_are_completed(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     words, set_up = SET_UP[shell]

@@ -67,7 +67,7 @@ def test_a_package_brings_a_sink(project: Path) -> None:
     assert done.stdout.startswith("severity,step") and "1 error" in done.stderr
 
 
-def test_a_package_whose_sink_cannot_be_used_is_named(project: Path) -> None:
+def test_a_package_with_a_broken_sink_is_named(project: Path) -> None:
     (project / "site" / "my_package" / "csv_sink.py").write_text("class CsvSink:\n    name = 'csv'\n")
     done = traincheck(project, "report", "run", "--report", "csv")
     assert done.returncode == 2 and "error [plugin]" in done.stderr and "has no open, show, close" in done.stderr

@@ -92,7 +92,7 @@ def test_a_package_brings_a_source(project: Path) -> None:
     assert "tiny_optim" in doctor.stdout, doctor.stdout + doctor.stderr
 
 
-def test_a_package_whose_source_cannot_be_used_stops_the_command(project: Path) -> None:
+def test_a_package_with_a_broken_source_stops_the_command(project: Path) -> None:
     (project / "site" / "my_package" / "tiny_optim_source.py").write_text("DECLARATION = 1\n")
     done = run(project, "-m", "traincheck", "collect", "-o", "run", "train.py")
     assert done.returncode == 2 and "error [plugin]" in done.stderr, done.stderr

@@ -120,14 +120,14 @@ def test_little_is_imported_before_the_program_starts_and_before_its_first_step(
     assert all(counted[moment] <= most for moment, most in MOST[words[0]].items()), counted
 
 
-def test_what_the_report_needs_is_imported_in_the_end(tmp_path: Path) -> None:
+def test_report_modules_are_imported_at_the_end(tmp_path: Path) -> None:
     modules = imported(tmp_path, "run", "--book", "book.jsonl")
     assert among(modules["end"], (*REPORTS, *FOR_THE_END)) == [*REPORTS, *FOR_THE_END]
     # What several ranks have written is read in Arrow; one rank says all that the report tells in files of its own.
     assert among(modules["end"], ("torch", "numpy", "pyarrow", *LEARNING)) == []
 
 
-def test_a_package_that_adds_what_cannot_be_used_keeps_the_program_from_being_started(tmp_path: Path) -> None:
+def test_a_broken_package_prevents_the_start(tmp_path: Path) -> None:
     package = tmp_path / "path" / "odd-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")

@@ -75,7 +75,7 @@ def records(file: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_the_guide_does_what_it_says(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guide_works(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("tensorboard", "wandb", "mlflow"):
         pytest.importorskip(library)
     (line,) = [line for block in BLOCK.findall(GUIDE.read_text(encoding="utf-8")) for line in block.splitlines()]

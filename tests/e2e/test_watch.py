@@ -87,7 +87,7 @@ def test_a_finding_is_seen_from_elsewhere_while_the_run_trains(home: Path, start
 
 
 @pytest.mark.slow
-def test_ctrl_c_sums_up_what_was_found_so_far(home: Path, start: Start) -> None:
+def test_ctrl_c_prints_a_summary(home: Path, start: Start) -> None:
     run = start("run", "-b", "good.jsonl", "-o", "run", "train.py", "bad", "wait")
     watch, json_lines = start("watch", "run"), start("watch", "run", "--json")
     for follower in (watch, json_lines):

@@ -99,7 +99,7 @@ def test_every_finding_has_notes_with_valid_code() -> None:
             compile(code, shown_path(path), "exec")
 
 
-def test_every_error_stands_in_the_tree() -> None:
+def test_every_error_is_in_the_tree() -> None:
     from traincheck import errors
 
     for cls in generator().slugs().values():

@@ -68,7 +68,7 @@ def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=shown_path)
-def test_stage_imports_only_what_lies_before_it(path: Path) -> None:
+def test_stage_imports_only_earlier_stages(path: Path) -> None:
     own = stage(path)
     if own in ON_TOP:
         return
@@ -116,7 +116,7 @@ def test_only_sources_import_torch(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=shown_path)
-def test_only_what_executes_with_xla_imports_jax(path: Path) -> None:
+def test_only_xla_modules_import_jax(path: Path) -> None:
     if path.relative_to(SRC).as_posix().startswith(WITH_JAX):
         return
     at_top = {id(node) for node in tree(path).body}

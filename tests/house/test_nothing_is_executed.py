@@ -90,7 +90,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=shown_path)
-def test_nothing_that_reads_objects_or_code_is_imported(path: Path) -> None:
+def test_unsafe_modules_are_not_imported(path: Path) -> None:
     for node in ast.walk(tree(path)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -110,7 +110,7 @@ def taken_from(path: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=shown_path)
-def test_nothing_is_called_that_runs_what_it_is_given(path: Path) -> None:
+def test_unsafe_functions_are_not_called(path: Path) -> None:
     here = path.relative_to(SRC).as_posix()
     for name, owner, node in calls(path):
         home = owner or taken_from(path, name).partition(".")[0]
@@ -126,7 +126,7 @@ def test_nothing_is_called_that_runs_what_it_is_given(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=shown_path)
-def test_no_such_function_is_taken_by_another_name(path: Path) -> None:
+def test_unsafe_functions_have_no_aliases(path: Path) -> None:
     """As a value (`run = eval`), or out of the builtins."""
     called = {id(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)}
     for node in ast.walk(tree(path)):
@@ -138,12 +138,12 @@ def test_no_such_function_is_taken_by_another_name(path: Path) -> None:
             assert not taken or shown_path(path) in LOOKS_ON, f"{shown_path(path)}:{node.lineno} imports {taken}"
 
 
-def test_what_is_allowed_is_still_there() -> None:
+def test_exceptions_are_still_needed() -> None:
     present = {(path.relative_to(SRC).as_posix(), name) for path in MODULES for name, _, _ in calls(path)}
     assert set(ALLOWED) <= present
 
 
-def test_templates_escape_everything_but_our_own_files() -> None:
+def test_templates_escape_everything_except_own_files() -> None:
     """Autoescape is on, and `safe` stands behind our style and script alone."""
     (made,) = [node for path in MODULES for name, _, node in calls(path) if name == "Environment"]
     settings = {keyword.arg: keyword.value for keyword in made.keywords}

@@ -19,7 +19,7 @@ def test_every_name_is_there_and_explained() -> None:
         assert isinstance(value, str) or value.__doc__, f"traincheck.{name} has no docstring"
 
 
-def test_nothing_public_is_left_out() -> None:
+def test_every_public_name_is_listed() -> None:
     public = {
         name
         for name, value in vars(traincheck).items()

@@ -28,7 +28,7 @@ def test_functions_are_not_too_long(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=shown_path)
-def test_name_says_what_is_in_it(path: Path) -> None:
+def test_file_names_are_descriptive(path: Path) -> None:
     assert not VAGUE & {part.removesuffix(".py") for part in path.relative_to(SRC).parts}
 
 

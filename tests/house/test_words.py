@@ -18,7 +18,7 @@ LEAST_YOU = 10.0
 """Per 1,000 words: documentation speaks to its reader. The same pages have 11 to 20."""
 
 
-def test_names_say_what_they_hold() -> None:
+def test_names_are_descriptive() -> None:
     counted = count(MODULES)
     report = "\n".join(line.replace(f"{ROOT}/", "") for line in counted.lines)
     assert counted.per_thousand < MAX_EMPTY_NAMES, (
@@ -27,7 +27,7 @@ def test_names_say_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize("path", [*MODULES, *sorted(ROOT.glob("tests/*.py"))], ids=shown_path)
-def test_files_are_named_for_what_is_in_them(path: Path) -> None:
+def test_files_are_named_by_nouns(path: Path) -> None:
     parts = path.relative_to(SRC if path.is_relative_to(SRC) else ROOT).with_suffix("").parts
     assert not EMPTY_FILES & {part.strip("_").lower() for part in parts}
 

@@ -140,7 +140,7 @@ def fresh(world: World, dice: random.Random) -> list[Facts]:
 @seed(0)
 @settings(max_examples=20)
 @given(number=seeds)
-def test_what_was_planted_is_recovered(
+def test_planted_preconditions_are_recovered(
     form: Callable[[random.Random], tuple[World, Precondition]], number: int
 ) -> None:
     dice = random.Random(number)

@@ -39,7 +39,7 @@ def test_windows_that_were_dropped_cost_no_more_than_their_partners(counts: list
 
 
 @given(st.lists(evaluations, min_size=1, max_size=3))
-def test_ranks_that_evaluate_differently_share_what_all_have(runs: list[list[int]]) -> None:
+def test_ranks_with_different_evaluations_align_common_steps(runs: list[list[int]]) -> None:
     ranks = [run_of(counts) for counts in runs]
 
     def places(windows: list[Window]) -> list[tuple[str, int, int]]:

@@ -78,7 +78,7 @@ def failing(relation: Consistent, windows: Sequence[Window]) -> set[tuple[object
 
 @settings(max_examples=40, deadline=None)
 @given(jobs())
-def test_what_fails_by_digest_is_what_fails_in_full(job: Job) -> None:
+def test_digests_and_full_values_give_the_same_failures(job: Job) -> None:
     in_full, by_digest = Consistent(), Consistent()
     ranks = range(len(job.owners[0]))
     windows: list[Window] = []

@@ -98,7 +98,7 @@ def test_something_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_is_written_is_what_was_chosen_and_can_be_read(name: str) -> None:
+def test_selected_windows_are_written_and_readable(name: str) -> None:
     windows, _ = program_windows(name, EVERYTHING, 2)
     with tempfile.TemporaryDirectory() as folder:
         keeping = WindowRecorder(Path(folder), 1, 0, lambda: None, lambda: False)

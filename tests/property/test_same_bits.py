@@ -41,7 +41,7 @@ def test_one_bit_makes_the_difference(kind: torch.dtype, shape: list[int], bit: 
         assert not same_bits(changed, other) and not same_bits(other, changed)
 
 
-def test_what_is_equal_or_like_it_is_not_the_same() -> None:
+def test_equal_values_with_different_bits_differ() -> None:
     zero, nothing = torch.zeros(()), torch.tensor(torch.nan)
     assert not same_bits(zero, -zero) and same_bits(nothing, nothing.clone())
     assert not same_bits(zero, torch.zeros(1)) and not same_bits(zero, zero.double())

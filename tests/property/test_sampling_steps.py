@@ -29,7 +29,7 @@ def test_a_larger_interval_watches_some_of_the_same_steps(step: int, interval: i
 
 @given(INTERVALS, st.integers(0, 10**9))
 @settings(max_examples=25)
-def test_the_share_is_the_one_that_was_asked_for(interval: int, first: int) -> None:
+def test_the_requested_share_of_steps_is_watched(interval: int, first: int) -> None:
     """In any stretch of the run: the points of a golden rotation are spread evenly from the start on."""
     count = 20 * interval
     assert abs(len(bursts(interval, count, first)) - 20) <= 3
@@ -49,7 +49,7 @@ def test_gaps_are_of_three_lengths_and_less_than_twice_the_interval(interval: in
 
 @given(st.integers(2, 200), st.integers(2, 60), st.integers(0, 59))
 @settings(max_examples=40)
-def test_what_a_program_does_every_so_often_is_met(interval: int, period: int, phase: int) -> None:
+def test_periodic_events_are_sampled(interval: int, period: int, phase: int) -> None:
     """Whatever a program does every `period` steps, its share of the watched steps is what it is of all."""
     steps = range(phase % period, 400 * interval * period, period)
     watched = sum(in_sample(step, interval) for step in steps)

@@ -203,7 +203,7 @@ occasions = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(occasions, max_size=6), max_size=4))
-def test_what_is_read_is_what_was_written(occasion_lists: list[list[Occasion]]) -> None:
+def test_a_round_trip_preserves_everything(occasion_lists: list[list[Occasion]]) -> None:
     tally = Tally("a.py", "d", "r")
     for window, occasions_of_window in enumerate(occasion_lists):
         tally.add_occasions("R", occasions_of_window, window)
@@ -226,7 +226,7 @@ def _without_latest(tally: Tally) -> object:
 
 
 @given(st.lists(st.lists(st.none() | st.booleans() | st.integers(0, 20) | st.floats(0, 1), max_size=20), max_size=4))
-def test_of_many_values_the_same_few_are_remembered(value_lists: list[list[object]]) -> None:
+def test_the_same_few_of_many_values_are_remembered(value_lists: list[list[object]]) -> None:
     def of(values: Sequence[object]) -> Tally:
         tally = Tally("a.py", "")
         calls = tuple(

@@ -75,7 +75,7 @@ def test_whole_numbers_have_only_the_fact_of_being_zero(numbers: np.ndarray, dty
         assert facts_of([tensor]) == [{"zero": not bool(tensor.numpy().any())}]
 
 
-def test_many_at_once_and_what_cannot_be_read() -> None:
+def test_batches_match_single_values_and_skip_unreadable_ones() -> None:
     tensors = [torch.ones(4), torch.ones(2, device="meta"), torch.full((2,), 1e-30), torch.full((3,), 3e38)]
     with hidden_from_modes():
         ones, meta, tiny, huge = facts_of(tensors)

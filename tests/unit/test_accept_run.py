@@ -91,7 +91,7 @@ def test_checks_use_the_library_with_the_packs(project: Path, capsys: pytest.Cap
     assert "accepted runs" not in capsys.readouterr().err
 
 
-def test_what_is_not_known_to_be_good_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_are_not_proven_good_are_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accept", *runs(project, "abc")]) == 0
     before = {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()}
     piling, failed = odd(project / "odd"), ended(good(project / "failed"), 1)

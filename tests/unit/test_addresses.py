@@ -47,7 +47,7 @@ def test_a_run_is_the_same_wherever_it_is(memory: Path, tmp_path: Path) -> None:
     assert len(again.tallies) == 1 and "counts once" in again.remarks[0]
 
 
-def test_what_is_not_there_or_something_else(memory: Path) -> None:
+def test_missing_paths_and_wrong_kinds_are_reported(memory: Path) -> None:
     with pytest.raises(RunFolderNotFound, match="memory://lab/absent"):
         gather([readable_path("memory://lab/absent")])
     with pytest.raises(TallyUnreadable, match=r"memory://lab/other\.tally"):
@@ -56,7 +56,7 @@ def test_what_is_not_there_or_something_else(memory: Path) -> None:
         as_path("memory://lab/absent").read_bytes()
 
 
-def test_a_driver_that_fails_is_told_with_the_address(monkeypatch: pytest.MonkeyPatch, memory: Path) -> None:
+def test_a_failing_driver_is_reported_with_the_address(monkeypatch: pytest.MonkeyPatch, memory: Path) -> None:
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("no credentials")
 
@@ -83,7 +83,7 @@ def test_a_path_stays_a_path() -> None:
     assert isinstance(as_path("memory://lab/run"), Address)
 
 
-def test_a_protocol_that_nobody_knows() -> None:
+def test_an_unknown_protocol_is_reported() -> None:
     with pytest.raises(BadOption, match="gopher://x"):
         readable_path("gopher://x")
 

@@ -88,11 +88,11 @@ def test_dropout_is_switched_off_in_evaluation(p: str, holds: bool) -> None:
     ],
     ids=["off in training as well", "another module", "no evaluation", "a count"],
 )
-def test_only_what_was_on_in_training_is_to_be_off(windows: list[Window]) -> None:
+def test_only_modules_active_in_training_must_be_off(windows: list[Window]) -> None:
     assert verdicts(switched(windows, SDPA), SWITCHED_OFF) == []
 
 
-def test_what_was_on_in_training_is_known_behind_a_gap() -> None:
+def test_modules_active_in_training_are_remembered_after_a_gap() -> None:
     first, second = steps(TRAINED, ("eval", attention("0.1", training="false")))
     assert verdicts(switched([first, replace(second, index=2)], SDPA), SWITCHED_OFF) == [False]
 
@@ -105,7 +105,7 @@ def test_a_flag_is_the_mode_of_the_module_around(name: str, given: str, mode: st
     assert (occasion.held if holds else occasion.failed) == {Property(ARGUMENT_AGREES, name)}
 
 
-def test_nothing_but_the_mode_is_a_reason() -> None:
+def test_only_the_mode_explains_the_argument() -> None:
     """A flag that is set in training only, or with gradients only, is a habit: there is nothing to tell it by."""
     body = f'  function {DROPOUT} context={{"training":true,"grad_mode":"off"}} args={{"training":true}}\n'
     (occasion,) = of(body, Subject(DROPOUT, "switch"))
@@ -149,7 +149,7 @@ def test_only_predictions_that_go_into_a_loss_are_judged_by_their_values() -> No
     assert of(single, subject) == []
 
 
-def test_values_are_told_of_the_loss_itself_and_not_of_all_modules() -> None:
+def test_values_are_recorded_for_the_loss_only() -> None:
     body = loss().replace(f"function {LOSS}", "module torch.nn.CrossEntropyLoss.forward < torch.nn.Module.forward")
     assert len(of(body, Subject("torch.nn.CrossEntropyLoss.forward", "argument"))) == 1
     assert of(body, Subject("torch.nn.Module.forward", "argument")) == []
@@ -249,7 +249,7 @@ def batches(*prints: tuple[int, int], loader: str = "DataLoader#1", first: bool 
 OTHER_BATCH, FETCHES = Property(COMPARES_CALLS, "data of result", DISTINCT), Subject(NEXT, "receiver")
 
 
-def test_a_batch_is_one_thing() -> None:
+def test_a_batch_counts_as_one_quantity() -> None:
     """Equal labels are chance; equal images and labels are the same batch."""
     assert verdicts(of(batches((1, 7), (2, 7)), FETCHES), OTHER_BATCH) == [True]
     assert verdicts(of(batches((1, 7), (1, 7)), FETCHES), OTHER_BATCH) == [False]
@@ -374,7 +374,7 @@ def test_each_pass_begins_in_another_state() -> None:
     assert verdicts(of(passes, WORKERS), states(RENEWED)) == [True, False]
 
 
-def test_a_state_that_nobody_draws_from_is_not_judged() -> None:
+def test_an_unused_random_state_is_not_judged() -> None:
     persistent = BEGIN + fetched((1, 2), (1, 2)) + BEGIN + fetched((1, 2))
     assert verdicts(of(persistent, WORKERS), states(RENEWED)) == []
 
@@ -416,7 +416,7 @@ def reduced(name: str, before: int, after: int) -> str:
 """
 
 
-def test_what_is_reduced_over_ranks_is_the_same_on_all() -> None:
+def test_reduced_values_are_equal_on_all_ranks() -> None:
     api, same = "torch.distributed.all_reduce", Property(COMPARES_CALLS, "data of result", EQUAL)
     assert verdicts(ranks(api, over(reduced("all_reduce", 1, 9), reduced("all_reduce", 2, 9))), same) == [True]
     assert verdicts(ranks(api, over(reduced("all_reduce", 1, 9), reduced("all_reduce", 2, 8))), same) == [False]
@@ -448,7 +448,7 @@ def exchange(sent: tuple[int, int], expected: tuple[int, int]) -> str:
     )
 
 
-def test_each_rank_sends_what_the_other_expects() -> None:
+def test_sent_and_expected_tensors_match() -> None:
     """Uneven sizes are fine as long as both sides agree."""
     api = "torch.distributed.all_to_all"
     agreed = over(exchange(sent=(1, 2), expected=(1, 3)), exchange(sent=(3, 4), expected=(2, 4)))
@@ -481,7 +481,7 @@ def test_it_keeps_the_promises_of_a_relation() -> None:
     assert check_relation(APIArg, windows) > 15
 
 
-def test_sentences_say_what_is_meant() -> None:
+def test_sentences_are_readable() -> None:
     sentences = {
         (Subject(SDPA, "switch"), SWITCHED_OFF): (
             "scaled_dot_product_attention is called with dropout_p=0 in evaluation, where it is not 0 in training"

@@ -60,7 +60,7 @@ def linear(into: str, out: str, context: str = ON, function: str = f"function {L
     )
 
 
-def test_what_is_computed_under_autocast_has_its_type() -> None:
+def test_autocast_results_have_the_autocast_dtype() -> None:
     assert verdicts(of(linear("float32", "bfloat16"), LINEAR), AUTOCAST) == [True]
     assert verdicts(of(linear("float32", "float32"), LINEAR), AUTOCAST) == [False]
 
@@ -93,7 +93,7 @@ def of_all(body: str) -> list[Occasion]:
     return list(APIOutput().occasions(window))
 
 
-def test_a_container_returns_what_its_last_layer_does() -> None:
+def test_a_container_returns_the_result_of_its_last_layer() -> None:
     outer = call(
         f"module torch.nn.Sequential.forward < {FORWARD}", "input float32[4,8]", "result float32[4,2]", context=ON
     )
@@ -205,7 +205,7 @@ def values(finite: str, out: str, **other: str) -> str:
     return layer(into, result, **{"context": '{"autocast":"off","grad_mode":"on","outermost":true}', **other})
 
 
-def test_a_model_keeps_finite_what_is_finite() -> None:
+def test_a_model_keeps_values_finite() -> None:
     assert verdicts(of(values("true", "true"), "train.Net.forward"), results.FINITE) == [True]
     assert verdicts(of(values("true", "false"), "train.Net.forward"), results.FINITE) == [False]
     assert verdicts(of(values("false", "false"), "train.Net.forward"), results.FINITE) == []
@@ -213,7 +213,7 @@ def test_a_model_keeps_finite_what_is_finite() -> None:
     assert verdicts(of(values("true", "false", context=OFF), "train.Net.forward"), results.FINITE) == []
 
 
-def test_inside_a_model_infinite_values_may_stand_for_what_is_masked() -> None:
+def test_infinite_mask_values_inside_a_model_are_allowed() -> None:
     tensors = ('x float32[4] facts={"finite":true}', 'result float32[4] facts={"finite":false}')
     assert verdicts(of(function(*tensors), "train.f"), results.FINITE) == [False]
     assert verdicts(of(function(*tensors, context='{"training":true}'), "train.f"), results.FINITE) == []
@@ -232,7 +232,7 @@ CLIP = "torch.nn.utils.clip_grad_norm_"
     ("after", "expected"),
     [("0.5", [True]), ("1.001", [True]), ("1.5", [False]), ('{"float":"nan"}', []), ('{"float":"inf"}', [])],
 )
-def test_clipping_leaves_the_norm_it_was_told(after: str, expected: list[bool]) -> None:
+def test_clipping_reaches_the_requested_norm(after: str, expected: list[bool]) -> None:
     body = call(f"lifecycle {CLIP}", args='{"max_norm":1}', result=f'{{"norm_after":{after}}}')
     assert verdicts(of(body, CLIP), results.MAX_NORM) == expected
 
@@ -313,7 +313,7 @@ def test_a_function_that_fills_parameters_during_set_up_fills_each(
 WAIT = "torch.distributed.Work.wait"
 
 
-def test_what_is_sent_stays_as_it_is_until_it_is_waited_for() -> None:
+def test_a_sent_tensor_stays_unchanged_until_wait() -> None:
     kept = Property(LEAVES_ARGUMENT, "sent", results.UNCHANGED)
     for changed in (True, False):
         wait = call(f"lifecycle {WAIT}", f'sent float32[4] facts={{"changed":{str(changed).lower()}}}')
@@ -342,7 +342,7 @@ def test_a_list_becomes_a_batch_of_its_length() -> None:
         assert verdicts(of(body, "train.f"), entries) == expected
 
 
-def test_of_several_results_the_first_with_dimensions_is_compared() -> None:
+def test_the_first_result_with_dimensions_is_compared() -> None:
     batch = Property(RETURNS_SIZE, "batch of x", "result[logits]")
     body = function("x int64[4,8]", "result[loss] float32[]", "result[logits] float32[4,8,9]")
     assert verdicts(of(body, "train.f"), batch) == [True]
@@ -362,7 +362,7 @@ def test_no_more_is_generated_than_allowed() -> None:
     assert verdicts(of(tokens, "train.f"), Property(RETURNS_MORE, "at most n")) == [True]
 
 
-def test_as_many_are_built_as_asked_for() -> None:
+def test_the_requested_number_is_built() -> None:
     exactly, bound = (Property(RETURNS_LENGTH, f"{how} n_layers") for how in ("equal to", "at most"))
     for requested, built, equal, at_most in (
         (4, 4, [True], [True]),
@@ -432,5 +432,5 @@ def test_it_keeps_the_promises_of_a_relation() -> None:
         (CLIP, results.SCALED_ALIKE, "clip_grad_norm_ scales all gradients of an optimizer by the same factor"),
     ],
 )
-def test_sentences_say_what_is_meant(api: str, prop: Property, sentence: str) -> None:
+def test_sentences_are_readable(api: str, prop: Property, sentence: str) -> None:
     assert sentence in APIOutput.describe(Subject(api, "result"), prop)

@@ -37,7 +37,7 @@ def changed(step: int, *, loss: float | None = None, norm: float | None = None) 
         ("isolation forest", changed(21, loss=9.0, norm=9.0)),
     ],
 )
-def test_each_sees_what_it_is_made_for(name: str, run: Series) -> None:
+def test_each_detector_finds_its_kind_of_error(name: str, run: Series) -> None:
     step = DETECTORS[name](run, smooth(1))
     assert step is not None and step <= 21
     if name not in ("isolation forest", "local outlier factor", "loss z-score", "gradient norm z-score"):

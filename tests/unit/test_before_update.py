@@ -52,7 +52,7 @@ def test_snapshot_then_callbacks_then_the_stop_with_its_own_callbacks_first() ->
     assert update.log == ["snapshot", "finding: Gradients stay", "save", "reported"]
 
 
-def test_each_finding_and_snapshot_is_told_once() -> None:
+def test_each_finding_and_snapshot_is_reported_once() -> None:
     update = Update()
     traincheck.on_violation(lambda finding: update.log.append("finding"))
     update.before.report(FINDING)
@@ -62,7 +62,7 @@ def test_each_finding_and_snapshot_is_told_once() -> None:
     assert update.log == ["snapshot", "finding"]
 
 
-def test_an_error_in_a_callback_is_told_and_the_others_are_called(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_a_callback_is_reported_and_others_run(capsys: pytest.CaptureFixture[str]) -> None:
     update = Update()
 
     @traincheck.on_violation
@@ -126,7 +126,7 @@ def test_a_function_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("target", "reason"),
     [("no.such.module:function", "No module named"), ("json:nothing", "AttributeError"), ("json:__doc__", "it is str")],
 )
-def test_a_name_that_leads_nowhere_is_told_before_the_first_update(
+def test_an_unknown_callback_is_reported_before_the_first_update(
     target: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     update = Update(target)

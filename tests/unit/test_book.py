@@ -64,7 +64,7 @@ def test_the_same_rules_in_any_order_give_the_same_bytes(book: Book, path: Path,
     assert (tmp_path / "other.jsonl").read_bytes() == path.read_bytes()
 
 
-def test_the_lines_are_sorted_by_what_they_say(path: Path) -> None:
+def test_the_lines_are_sorted_by_content(path: Path) -> None:
     header, *lines = map(json.loads, path.read_text().splitlines())
     assert header["invariants"] == 4 and header["kind"] == "traincheck book" and header["format"] == 3
     assert [line["relation"] for line in lines] == ["APISequence"] * 2 + ["EventContain"] * 2
@@ -83,7 +83,7 @@ def test_a_rule_without_alternatives_has_the_id_that_it_always_had(book: Book) -
     assert [invariant.id for invariant in book.invariants] == ["6d8421e4ae", "3f48f3ce6f", "82c4f97757", "cc5e4d5f41"]
 
 
-def test_alternatives_and_names_are_told(new_invariant: Make, tmp_path: Path) -> None:
+def test_alternatives_and_names_are_written(new_invariant: Make, tmp_path: Path) -> None:
     inside = Clause("within", "no_sync", contains=True)
     condition = Precondition((Clause("stage", "train"), ~inside), ((inside,), (Clause("lr", "zero", True),)))
     original = replace(new_invariant(), precondition=condition, id="")
@@ -112,7 +112,7 @@ def test_a_book_has_no_two_invariants_of_one_id(new_invariant: Make) -> None:
         Book((new_invariant(), new_invariant(mute="twice")))
 
 
-def test_a_missing_book_tells_how_to_make_one(tmp_path: Path) -> None:
+def test_a_missing_book_error_names_the_command(tmp_path: Path) -> None:
     assert "traincheck infer" in complaint(tmp_path / "none.jsonl", BookNotFound)
 
 
@@ -129,7 +129,7 @@ def test_a_missing_book_tells_how_to_make_one(tmp_path: Path) -> None:
         (b'{"kind": "traincheck book", "format": "one"}\n', "not the header"),
     ],
 )
-def test_a_file_that_is_no_book_is_told_apart(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_file_without_a_book_is_recognised(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "file").write_bytes(content)
     assert reason in complaint(tmp_path / "file", BookUnrecognised)
 
@@ -230,7 +230,7 @@ def test_the_same_line_twice_is_recognised(path: Path) -> None:
     assert "stands in line 4 already" in complaint(path)
 
 
-def test_what_editors_do_to_text_does_no_harm(book: Book, path: Path) -> None:
+def test_line_ends_and_byte_order_marks_are_accepted(book: Book, path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().rstrip(b"\n").replace(b"\n", b"\r\n\r\n"))
     assert read_book(path) == book
 
@@ -245,7 +245,7 @@ def test_merging_keeps_the_greater_support_and_the_mute(new_invariant: Make, tmp
         assert merged == Book((replace(great, mute="known"),), (RUN,))
 
 
-def test_merging_tells_runs_once_that_both_know(new_invariant: Make) -> None:
+def test_merging_counts_common_runs_once(new_invariant: Make) -> None:
     first, second = Book((), (RUN, RUN)), Book((new_invariant(),), (RUN, LearnedRun("gan.py", "aa", 20)))
     merged = merge_books([("a", first), ("b", second)])
     assert merged.runs == (LearnedRun("gan.py", "aa", 20), RUN, RUN)
@@ -293,7 +293,7 @@ def test_a_number_that_json_cannot_tell_is_refused(new_invariant: Make, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_script_whose_name_is_not_unicode_can_be_told(new_invariant: Make, tmp_path: Path) -> None:
+def test_a_script_name_without_unicode_is_written(new_invariant: Make, tmp_path: Path) -> None:
     name = b"tr\xe4in.py".decode("utf-8", "surrogateescape")
     write_book(Book((new_invariant(origin=(name,)),), (LearnedRun(name, "aa", 1),)), tmp_path / "book")
     assert read_book(tmp_path / "book").runs[0].script == r"tr\udce4in.py"

@@ -177,7 +177,7 @@ def requested_events(windows: list[Window], demand: Demand) -> list[tuple[object
 
 @pytest.mark.parametrize("which", ["all", "without functions", "few", "nothing"])
 @pytest.mark.parametrize("clears", [True, False], ids=["clean", "broken"])
-def test_nothing_that_was_asked_for_changes(which: str, clears: bool, book: Book) -> None:
+def test_the_demand_does_not_change(which: str, clears: bool, book: Book) -> None:
     demand = demands(book)[which]
     plain = train(4, clears=clears)
     before = process_state()
@@ -226,13 +226,13 @@ def test_a_run_looks_closer_by_itself_once_for_a_rule_and_a_few_times_in_all() -
     assert sum(last - first + 1 for first, last in looked.state.full) == MAX_TIMES
 
 
-def test_none_is_none() -> None:
+def test_zero_steps_record_nothing() -> None:
     with looking(NOTHING, steps=0) as looked:
         train(4, lambda step: looked.closer.violated(("rule",)))
     assert looked.state.full == []
 
 
-def test_a_region_that_is_open_meanwhile_is_told_whole(book: Book) -> None:
+def test_an_open_region_is_recorded_whole(book: Book) -> None:
     """One that is entered while all is observed, and left when it is not, keeps the calls in it together."""
     with looking(demands(book)["few"]) as looked:
         torch.manual_seed(0)
@@ -303,7 +303,7 @@ def test_it_is_declined_in_another_thread() -> None:
     ]
 
 
-def test_it_is_declined_where_the_program_has_replaced_what_we_wrap() -> None:
+def test_a_burst_is_declined_if_the_program_replaced_a_wrapped_function() -> None:
     original = torch.nn.utils.clip_grad_norm_
     try:
         with looking(EVERYTHING) as looked:
@@ -338,7 +338,7 @@ def test_sources_are_reattached_while_hooks_are_suspended() -> None:
     assert looked.windows and looked.faults == []
 
 
-def test_what_is_compiled_is_not_compiled_again() -> None:
+def test_bursts_cause_no_recompilation() -> None:
     def trained(ask: Callable[[int], object]) -> tuple[list[float], int]:
         torch._dynamo.reset()
         torch.manual_seed(0)

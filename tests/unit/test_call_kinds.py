@@ -50,7 +50,7 @@ def writes(given: int, back: int, *, limit: int = 12, dtype: str = "int64") -> s
     ],
     ids=["continued", "too far", "without the prompt", "too long", "a token to begin with", "ended early", "no tokens"],
 )
-def test_a_function_writes_no_more_than_it_is_asked_for(body: str, judged: list[bool]) -> None:
+def test_a_function_writes_within_its_bound(body: str, judged: list[bool]) -> None:
     assert verdicts(body, BOUND, WITHIN_BOUND) == judged
 
 
@@ -166,11 +166,11 @@ def built(counts: str, args: str = '{"num_layers":8,"heads":4}') -> str:
     ],
     ids=["as many", "one more", "fewer", "nothing built", "a single one"],
 )
-def test_as_many_layers_are_built_as_asked_for(body: str, judged: list[bool]) -> None:
+def test_the_requested_number_of_layers_is_built(body: str, judged: list[bool]) -> None:
     assert verdicts(body, LAYERED, AS_MANY_LAYERS) == judged
 
 
-def test_numbers_of_layers_are_told_by_their_names() -> None:
+def test_layer_count_arguments_are_recognised_by_name() -> None:
     names = ["num_layers", "n_layer", "nlayers", "layers", "num_hidden_layers", "n_blocks"]
     others = ["layer", "depth", "frozen_layers", "layer_dim", "num_heads", "n"]
     assert [name for name in (*names, *others) if is_layer_count(name)] == names

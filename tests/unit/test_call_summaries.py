@@ -153,7 +153,7 @@ def turns(number: int) -> None:
             optimizer.step()
 
 
-def test_a_name_stands_for_one_storage_within_a_window() -> None:
+def test_a_name_refers_to_one_storage_within_a_window() -> None:
     with observing() as seen:
         turns(6)
     assert len(seen.windows) > 8

@@ -113,7 +113,7 @@ def test_without_sketches_the_context_with_most_windows_counts() -> None:
     assert steps_of(tally) == 10
 
 
-def test_of_a_long_run_the_context_with_most_windows_counts_if_that_is_more() -> None:
+def test_the_largest_context_of_a_long_run_counts() -> None:
     tally = tallied(tallied(run(), range(3 * SKETCH)), range(2 * SKETCH, 4 * SKETCH), context=LATER)
     assert steps_of(tally) == 3 * SKETCH, "at the least; there were four times as many as a sketch has bits"
 
@@ -185,14 +185,14 @@ def test_a_habit_is_a_notice_however_certain(prop: Property, severity: str) -> N
 # -- what is dropped ---------------------------------------------------------------------------------------------------
 
 
-def test_what_never_held_is_dropped() -> None:
+def test_candidates_that_never_held_are_dropped() -> None:
     book, journal = select_rules([tallied(run(), range(20), held=False)])
     entry = only(journal)
     assert not book.invariants
     assert (entry.reason, entry.held, entry.failed, entry.steps, entry.runs) == ("it never held", 0, 20, 20, 1)
 
 
-def test_what_no_fact_explains_is_dropped() -> None:
+def test_failures_without_a_separating_fact_drop_the_candidate() -> None:
     book, journal = select_rules([tallied(tallied(run(), range(0, 20, 2)), range(1, 20, 2), held=False)])
     assert not book.invariants
     assert "it both held and failed in the context" in only(journal).reason
@@ -204,12 +204,12 @@ def test_the_journal_counts_windows_once() -> None:
     assert (entry.failed, entry.steps) == (20, 15)
 
 
-def test_what_is_counted_of_a_relation_that_is_not_installed_is_passed_over() -> None:
+def test_counts_of_missing_relations_are_ignored() -> None:
     book, journal = select_rules([tallied(run(), range(9), relation="Elsewhere")])
     assert book.invariants == () and journal.entries == []
 
 
-def test_of_no_runs_nothing_is_learned() -> None:
+def test_no_runs_give_no_rules() -> None:
     book, journal = select_rules([])
     assert (book, journal.entries) == (Book(), [])
 
@@ -245,7 +245,7 @@ def test_calls_that_do_nothing_are_dull() -> None:
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_setting_is_kept_for_the_program_whose_runs_agree_on_it() -> None:
+def test_a_setting_common_to_all_runs_of_a_program_is_learned() -> None:
     book, journal = select_rules([setting("a.py", "0.01"), setting("a.py", "0.01")])
     (rule,) = book.invariants
     assert (rule.property, rule.program, rule.scope, rule.origin) == (rate("0.01"), "a.py", PIPELINE, ("a.py",))
@@ -267,7 +267,7 @@ def test_one_run_may_be_meant_to_differ_from_the_next() -> None:
     assert reasons(journal) == [f"seen in one run of {name} only: it may be meant to vary" for name in ("a.py", "b.py")]
 
 
-def test_what_varied_from_run_to_run_or_in_one_is_no_setting() -> None:
+def test_varying_values_are_no_settings() -> None:
     """Twice 0.01 and once 0.1: neither is what the program is run with. Nor are both, in one run."""
     book, journal = select_rules([setting("a.py", "0.01"), setting("a.py", "0.01"), setting("a.py", "0.1")])
     assert not book.invariants and reasons(journal) == ["it varied in a.py"] * 2

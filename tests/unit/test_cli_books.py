@@ -74,7 +74,7 @@ def test_infer_refuses_before_it_reads(
     assert sorted(Path().iterdir()) == before and Path("train.py").read_text() == "print()\n"
 
 
-def test_ctrl_c_leaves_what_was_there(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_existing_files(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["infer", runs[0], "-o", "good.jsonl", "--tally", "t"]) == 0
     before = files()
 
@@ -103,7 +103,7 @@ def test_mutes_outlive_the_book(runs: list[str], capsys: pytest.CaptureFixture[s
     assert not any(rule.mute for rule in read_book("good.jsonl").invariants)
 
 
-def test_a_muted_rule_that_is_learned_no_more_is_told(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_muted_rule_that_disappears_is_reported(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     by_hand = [replace(window, calls=window.calls[1:], changes=window.changes[1:]) for window in training(8)]
     other = write_run(Path("other"), "other.py", by_hand)
     assert main(["infer", *runs, "-o", "good.jsonl"]) == 0
@@ -114,7 +114,7 @@ def test_a_muted_rule_that_is_learned_no_more_is_told(runs: list[str], capsys: p
     assert f"the muted {rule.id} ({CLEARED}) is not in the new book; its reason was: so it is meant" in stderr
 
 
-def test_a_damaged_book_is_kept_aside(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_book_is_moved_away(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", *runs, "-o", "good.jsonl"]) == 0
     data = Path("good.jsonl").read_bytes()
     for number, name in enumerate(("good.jsonl.old", "good.jsonl.old1")):
@@ -124,7 +124,7 @@ def test_a_damaged_book_is_kept_aside(runs: list[str], capsys: pytest.CaptureFix
         assert Path(name).read_bytes() == data[: -20 - number] and Path("good.jsonl").read_bytes() == data
 
 
-def test_a_book_that_cannot_be_moved_aside_is_not_replaced(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_book_that_cannot_be_moved_is_not_replaced(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["infer", *runs, "-o", "good.jsonl"]) == 0
     book = read_book("good.jsonl")
     Path("good.jsonl").write_bytes(Path("good.jsonl").read_bytes()[:-20])
@@ -203,9 +203,7 @@ def test_a_candidate_is_followed(runs: list[str], capsys: pytest.CaptureFixture[
     assert brief.startswith(f"kept: {CLEARED}") and "context" not in brief
 
 
-def test_what_failed_is_shown_with_the_contexts_that_tell_it_apart(
-    runs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_are_shown_with_their_distinct_contexts(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--candidate", "Optimizer.step parameter data changes", *runs, "--json"]) == 0
     candidates = json.loads(capsys.readouterr().out)
     subject = {"api": "torch.optim.Optimizer.step", "grain": "parameter.data"}
@@ -222,7 +220,7 @@ def test_what_failed_is_shown_with_the_contexts_that_tell_it_apart(
     assert held == {"none": (0, 19, 19, 3), "this": (19, 0, 19, 3)}
 
 
-def test_explain_says_what_an_invariant_is_good_for(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_the_purpose_of_an_invariant(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", *runs, "-o", "good.jsonl"]) == 0
     rule = next(rule for rule in read_book("good.jsonl").invariants if rule.sentence == CLEARED)
     capsys.readouterr()

@@ -17,7 +17,7 @@ from traincheck.version import __version__
 COMMANDS = ("collect", "infer", "run", "check", "show", "explain", "report", "doctor")
 
 
-def test_help_tells_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     help_text = capsys.readouterr().out
     for command in COMMANDS:
@@ -95,7 +95,7 @@ def test_debug_shows_the_traceback(error: Exception, capsys: pytest.CaptureFixtu
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_debug_is_asked_for_before_the_command_or_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_is_set_before_the_command_or_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cli.DEBUG_VARIABLE, raising=False)
     assert wants_debug(["--debug", "run", "x.py"])
     assert not wants_debug(["run", "x.py", "--debug"])

@@ -59,7 +59,7 @@ def window(step: int) -> Window:
     return Window(step, step, "train", (call,), process=7)
 
 
-def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
+def test_the_summary_counts_written_events(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", Manifest())
     with TraceWriter(folder.path, 0, 7) as writer:
         for step in (1, 2, 3):

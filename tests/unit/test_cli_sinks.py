@@ -54,7 +54,7 @@ def test_a_document_on_stdout_is_alone_there(capsys: pytest.CaptureFixture[str])
     ],
 )
 @pytest.mark.parametrize("command", ["report run", "check one -b good.jsonl", "run -b good.jsonl train.py"])
-def test_what_cannot_be_is_told_before_anything_is_done(
+def test_impossible_options_are_reported_first(
     command: str, words: str, message: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "train.py").write_text("open('started', 'w')\n")
@@ -87,7 +87,7 @@ def test_the_variable_and_the_file_of_the_project_say_it_too(
     assert (project / "a.xml").is_file() and (project / "traincheck.sarif").is_file()
 
 
-def test_what_fails_at_the_end_is_told_and_the_others_are_written(
+def test_a_failing_sink_is_reported_and_others_are_written(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from traincheck.reporting.junit import JUnitSink

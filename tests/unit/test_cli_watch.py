@@ -68,7 +68,7 @@ def test_a_recorded_run_has_no_verdict(tmp_path: Path, capsys: pytest.CaptureFix
     assert "step 9, recorded, not checked" in capsys.readouterr().out
 
 
-def test_what_is_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     for words, slug in (
         ([], "Missing argument 'RUN'"),
@@ -79,7 +79,7 @@ def test_what_is_no_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert slug in capsys.readouterr().err
 
 
-def test_a_garbled_book_is_told(ended: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_garbled_book_is_reported(ended: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     (ended.path / "book.jsonl").write_text("{}\n")
     assert main(["watch", "run"]) == 2
     assert "[book-unrecognised]" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_code_compiled_earlier_is_not_recompiled(program: Callable[[], Callable[
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_nothing_is_compiled_again_where_not_every_step_is_watched(
+def test_sampling_causes_no_recompilation(
     program: Callable[[], Callable[[int], object]],
 ) -> None:
     work = program()

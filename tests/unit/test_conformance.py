@@ -212,7 +212,7 @@ def test_windows_that_prove_nothing_are_refused() -> None:
 # -- what a demand leaves of a window --------------------------------------------------------------------------------
 
 
-def test_a_demand_leaves_what_it_asks_for() -> None:
+def test_a_demand_filter_keeps_demanded_events() -> None:
     window = WINDOWS[1]
     demand = (
         Demand.of_calls(BACKWARD)
@@ -228,7 +228,7 @@ def test_a_demand_leaves_what_it_asks_for() -> None:
     assert alone.calls == () and [reading.call for reading in alone.readings] == [NO_CALL]
 
 
-def test_calls_inside_what_is_left_out_hang_on_what_is_around_it() -> None:
+def test_calls_inside_a_filtered_call_get_the_outer_parent() -> None:
     text = "window train step=1\n  lifecycle a\n    lifecycle b\n      lifecycle c\n"
     (window,) = from_text(text)
     left = observed(window, Demand.of_calls("a", "c"))

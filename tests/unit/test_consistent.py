@@ -52,7 +52,7 @@ def saving(*variables: str, wrong: str = "", missing: str = "", dtype: str = "fl
 SAVED_DATA = Property("saved equals live", "data")
 
 
-def test_what_is_saved_equals_what_is_live() -> None:
+def test_saved_values_equal_live_ones() -> None:
     (occasion,) = of(saving("Net.a", "Net.b"), Subject(SAVE, "parameter.saved"))
     assert occasion.held == {SAVED_DATA, *(Property("saved equals live", of) for of in ("dtype", "shape"))} | {
         Property("is saved", "parameter")
@@ -117,7 +117,7 @@ def test_a_save_that_raised_is_no_occasion() -> None:
     assert of(script, Subject(SAVE, "parameter.saved")) == []
 
 
-def test_what_is_live_after_a_load_equals_what_was_loaded() -> None:
+def test_live_values_after_a_load_equal_loaded_ones() -> None:
     script = Script().window("setup")
     load = "torch.nn.Module.load_state_dict"
     reads: list[Any] = [
@@ -200,7 +200,7 @@ def test_a_new_variable_has_no_past() -> None:
     assert [occasion.variables for occasion in of(script, OVER_TIME)] == [("Net.a",), ("Net.b",), ("Net.a",)]
 
 
-def test_what_an_optimizer_is_set_to_stays() -> None:
+def test_optimizer_settings_stay() -> None:
     decay, subject = Property("stays", "hyperparameter.weight_decay"), Subject("hyperparameter.weight_decay", "time")
     group = "AdamW.param_groups[0]"
 
@@ -221,7 +221,7 @@ def test_what_an_optimizer_is_set_to_stays() -> None:
     assert run(lambda script: script.call(load, receiver="SGD")) == [True, False, True]
 
 
-def test_what_schedulers_leave_alone_stays() -> None:
+def test_settings_without_a_scheduler_stay() -> None:
     quantity, group = "hyperparameter.momentum", "SGD.param_groups[0]"
 
     def run(*values: float) -> list[bool]:
@@ -255,7 +255,7 @@ def test_tied_weights_stay_tied() -> None:
     assert verdicts(of(script, Subject("parameter.tied", "time")), tied) == [True, False]
 
 
-def test_what_was_kept_is_forgotten_when_windows_were_dropped() -> None:
+def test_state_is_reset_when_windows_are_dropped() -> None:
     script = Script()
     script.window().step(trainable("Net.a", True))
     script.window()
@@ -321,7 +321,7 @@ def test_the_optimizer_uses_the_rate_that_the_scheduler_set() -> None:
     assert verdicts(of(script, SCHEDULED), AGREES) == [True, True, False]
 
 
-def test_with_several_schedulers_or_optimizers_nobody_knows_whose_rate_it_is() -> None:
+def test_several_schedulers_or_optimizers_give_no_rate() -> None:
     script = Script()
     script.window().step(rate(0.1))
     script.schedule(("scheduler.lr", "StepLR", 0.05))
@@ -422,7 +422,7 @@ def test_a_load_takes_something() -> None:
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
-def test_settings_are_told_once_and_with_their_value() -> None:
+def test_settings_are_recorded_once_with_their_value() -> None:
     script = Script()
     reads = [("hyperparameter.lr", f"SGD.param_groups[{number}]", 0.1 * number) for number in (1, 2)]
     script.window().step(*reads, ("optimizer.class", "SGD", "torch.optim.SGD"))
@@ -476,7 +476,7 @@ def test_the_precision_of_the_first_training_is_a_setting() -> None:
     assert demand.records_call([FORWARD]) and not demand.takes_readings("module")
 
 
-def test_a_run_can_be_asked_for_all_its_settings() -> None:
+def test_all_settings_of_a_run_can_be_requested() -> None:
     assert all(SETTINGS.takes_reading("hyperparameter", name) for name in ("lr", "anything"))
     assert SETTINGS.takes_reading("optimizer", "class") and SETTINGS.takes_reading("loader", "batch_size")
     assert not SETTINGS.takes_reading("optimizer", "anything") and not SETTINGS.takes_reading("parameter", "dtype")
@@ -527,7 +527,7 @@ def test_replicas_have_the_same_values() -> None:
     assert value_of(occasions[0].context, "same_name") is True and value_of(occasions[0].context, "same_rank") is False
 
 
-def test_of_a_few_ranks_each_is_compared_with_each_other() -> None:
+def test_few_ranks_are_compared_pairwise() -> None:
     subject = Subject("parameter.data", "ranks")
     occasions = across(ranks({"a": 1}, {"a": 1}, {"a": 2}, {"a": 2}), subject)
     assert sorted(verdicts(occasions, SAME_DATA)) == [False, False, False, False, True, True]
@@ -546,7 +546,7 @@ def test_facts_tell_shards_from_replicas() -> None:
     assert outcomes == {"": True, "tensor_model_parallel": False}
 
 
-def test_what_only_one_rank_has_is_not_compared() -> None:
+def test_values_of_a_single_rank_are_not_compared() -> None:
     assert across(ranks({"a": 1}, {"b": 2}), Subject("parameter.data", "ranks")) == []
 
 

@@ -51,7 +51,7 @@ def test_changes_at_one_moment_are_all_kept(run: RunFolder) -> None:
     assert len(read_control(run.path).off) == read_control(run.path).serial == 20
 
 
-def test_a_lock_that_is_held_for_long_is_told(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_held_for_long_is_reported(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     fcntl = pytest.importorskip("fcntl")
     monkeypatch.setattr(protocol, "PATIENCE", 0.1)
     with (run.path / protocol.LOCK).open("w") as lock:
@@ -76,7 +76,7 @@ def test_it_is_read_again_only_when_it_was_replaced(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1, "sample": 0}', '{"format": 1, "budget": 1}', "\x00"])
-def test_a_garbled_file_is_told_once(text: str, run: RunFolder) -> None:
+def test_a_garbled_file_is_reported_once(text: str, run: RunFolder) -> None:
     (run.path / "control.json").write_text(text)
     file = ControlFile(run.path)
     with pytest.raises(TraceUnreadable, match=r"control\.json"):
@@ -84,7 +84,7 @@ def test_a_garbled_file_is_told_once(text: str, run: RunFolder) -> None:
     assert file.news() is None
 
 
-def test_one_of_a_later_version_is_told(run: RunFolder) -> None:
+def test_a_file_of_a_later_version_is_reported(run: RunFolder) -> None:
     (run.path / "control.json").write_text('{"format": 99}')
     with pytest.raises(TraceTooNew):
         read_control(run.path)
@@ -185,7 +185,7 @@ def test_a_process_that_does_not_train_answers_at_once(run: RunFolder, process: 
     assert process.orders.done == [("switch", "functions", True)]
 
 
-def test_one_that_attaches_later_does_the_present_state_and_nothing_that_was_asked_once(run: RunFolder) -> None:
+def test_a_late_process_applies_the_state_but_no_single_requests(run: RunFolder) -> None:
     change_control(run.path, without("functions"))
     change_control(
         run.path,
@@ -201,7 +201,7 @@ def test_one_that_attaches_later_does_the_present_state_and_nothing_that_was_ask
     late.controlled.close()
 
 
-def test_what_is_found_of_several_ranks_is_told_to_each(run: RunFolder, process: Process) -> None:
+def test_findings_about_several_ranks_reach_each_rank(run: RunFolder, process: Process) -> None:
     finding = Finding("error", 4, 0, "Gradients differ", "", None, (), "", "", (), ("ab",), 4, 1, (1,), 4)
     change_control(run.path, lambda control: protocol.add_finding(control, finding))
     process.until(lambda: process.orders.done)
@@ -211,7 +211,7 @@ def test_what_is_found_of_several_ranks_is_told_to_each(run: RunFolder, process:
     assert read_control(run.path).findings[0] == finding
 
 
-def test_what_cannot_be_done_is_said(run: RunFolder, process: Process) -> None:
+def test_impossible_requests_are_answered(run: RunFolder, process: Process) -> None:
     (run.path / "control.json").write_text(
         '{"format": 1, "serial": 9, "off": ["modules", "spoons"], "budget": 0.03}',
     )
@@ -232,7 +232,7 @@ def test_alone_a_process_stops_before_its_next_update(run: RunFolder, process: P
     assert process.orders.done == [("stop", "enough", None)]
 
 
-def test_of_several_ranks_the_first_says_where_all_stop(run: RunFolder) -> None:
+def test_the_first_rank_decides_the_stop_step(run: RunFolder) -> None:
     ranks = [Process(run, RankInfo(rank, 2, "job")) for rank in (0, 1)]
     for rank in ranks:
         rank.state.step, rank.state.training = 40, True
@@ -245,7 +245,7 @@ def test_of_several_ranks_the_first_says_where_all_stop(run: RunFolder) -> None:
         rank.controlled.close()
 
 
-def test_a_rank_that_is_told_of_no_step_stops_by_itself(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_a_stop_step_stops_alone(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("traincheck.runtime.control.PATIENCE", 0.1)
     second = Process(run, RankInfo(1, 2, "job"))
     second.state.training = True
@@ -264,9 +264,7 @@ def test_an_answer_moves_with_the_rank_and_says_that_it_ended(run: RunFolder, pr
     assert answer is not None and answer.ended
 
 
-def test_a_folder_that_is_gone_hurts_nobody(
-    run: RunFolder, process: Process, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deleted_folder_does_no_harm(run: RunFolder, process: Process, capfd: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(run.path)
     process.step()
     process.state.full.append((1, 2))

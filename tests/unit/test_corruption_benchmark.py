@@ -36,13 +36,13 @@ def changed(step: int, value: float) -> list[float]:
     return values
 
 
-def test_an_alarm_on_what_is_not_finite_from_the_first_step_on() -> None:
+def test_non_finite_values_alarm_from_the_first_step() -> None:
     for value in (math.nan, math.inf, -math.inf):
         for step in (1, 5, 40):
             assert first_alarm(changed(step, value), 1e9) == step
 
 
-def test_an_alarm_on_what_stands_out() -> None:
+def test_outliers_alarm() -> None:
     limit = threshold(falling(seed) for seed in range(1, 20))
     assert 0 < limit < 30
     assert first_alarm(changed(40, 9.0), limit) == 40
@@ -58,7 +58,7 @@ def test_no_clean_run_is_above_the_threshold() -> None:
     assert any(first_alarm(values, limit - 0.11) for values in clean), "a lower one would do"
 
 
-def test_what_was_not_finite_does_not_spoil_the_window() -> None:
+def test_non_finite_values_do_not_affect_the_window() -> None:
     values = changed(30, math.nan)
     assert all(math.isfinite(score) for score in scores(values)[30:])
     assert scores([1.0] * 30)[-1] == 0  # no spread at all
@@ -80,7 +80,7 @@ def test_found_delay_and_false_alarms() -> None:
     assert Tally().rate is None and Tally().data()["delay"] is None
 
 
-def test_tallies_by_what_rows_say() -> None:
+def test_tallies_group_by_a_field() -> None:
     rows: list[dict[str, Any]] = [
         {"clean": False, "first": 2, "bit": 2, "alarms": {"a": 3, "b": None}},
         {"clean": False, "first": 2, "bit": 30, "alarms": {"a": 2}},
@@ -120,7 +120,7 @@ def test_rules_of_replicas_are_those_of_the_pack() -> None:
     assert sum(sentence in RULES for sentence in sentences) == len(RULES)
 
 
-def test_each_rank_tells_its_part() -> None:
+def test_each_rank_reports_its_part() -> None:
     finding = {"step": 4, "diagnosis": "", "title": "", "severity": "error", "compared": 2}
     own = {**finding, "step": 2, "compared": 0}
     result = two_ranks.both(

@@ -32,7 +32,7 @@ def test_readings_are_of_one_attribute_or_of_all() -> None:
     assert demand.has_other_than("run") and not Demand.of_readings("run.steps").has_other_than("run")
 
 
-def test_what_is_covered() -> None:
+def test_coverage_of_demands() -> None:
     part, whole = Demand.of_calls(RELU), Demand.of_calls(RELU, STEP, values=(ARGUMENTS,))
     assert whole.covers(part) and not part.covers(whole) and EVERYTHING.covers(whole) and whole.covers(NOTHING)
     assert NOTHING.is_empty and not part.is_empty and not EVERYTHING.is_empty

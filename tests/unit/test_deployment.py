@@ -63,7 +63,7 @@ def deployed(book: Book, program: CheckedProgram, *, named: bool = True) -> tupl
 OTHER = CheckedProgram("gpt.py", "gpt.py", GPT)
 
 
-def test_what_speaks_of_torch_is_an_error_on_every_program_in_a_named_book(new_invariant: Rules) -> None:
+def test_torch_rules_of_a_named_book_are_errors_on_every_program(new_invariant: Rules) -> None:
     (deployed_rule,) = deployed(book(rule(new_invariant)), OTHER)
     assert (deployed_rule.severity, deployed_rule.scope, deployed_rule.confidence) == (ERROR, GENERAL, 0.75)
     assert deployed_rule.id == rule(new_invariant).id
@@ -151,7 +151,7 @@ def test_a_name_that_the_user_gave_decides(new_invariant: Rules) -> None:
     assert deployed_rule.subject.api == "gpt.Net.forward" and deployed_rule.origin == ("cnn.py", "gpt.py")
 
 
-def test_what_the_program_itself_keeps_is_asked_of_others(new_invariant: Rules) -> None:
+def test_rules_that_a_program_satisfies_apply_to_others(new_invariant: Rules) -> None:
     copies, autocast = Precondition((Clause("copies", True),)), Precondition((Clause("autocast", "off"),))
     learned_rule = replace(rule(new_invariant), experience=autocast, elsewhere=Elsewhere(ERROR, 0.75, copies))
     (deployed_rule,) = deployed(book(learned_rule), OTHER)
@@ -165,7 +165,7 @@ def test_muted_rules_stay_muted(new_invariant: Rules) -> None:
     assert deployable(deployment.book.invariants, "gpt.py") == () and deployment.unused == 0
 
 
-def test_rules_of_several_programs_in_a_book_that_nobody_named_are_as_they_were(new_invariant: Rules) -> None:
+def test_rules_of_several_programs_in_an_unnamed_book_stay(new_invariant: Rules) -> None:
     general = rule(new_invariant, scope=GENERAL, origin=("a.py", "b.py"), confidence=0.7)
     assert deployed(book(general), OTHER, named=False) == (general,)
     assert deployed(book(general), OTHER)[0].severity == ERROR

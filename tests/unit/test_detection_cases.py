@@ -38,7 +38,7 @@ def test_choices_are_ids_parts_and_folders() -> None:
         read_cases("D")
 
 
-def test_a_program_is_laid_out_with_what_both_share(tmp_path: Path) -> None:
+def test_a_program_includes_the_shared_files(tmp_path: Path) -> None:
     case = read_case(MODEL)
     for variant in (CLEAN, BUGGY):
         script = case.lay_out(variant, tmp_path / variant)
@@ -62,7 +62,7 @@ def test_a_program_is_laid_out_with_what_both_share(tmp_path: Path) -> None:
         ('id = "', "id = ", "it is not valid TOML"),
     ],
 )
-def test_what_is_wrong_is_told(folder: Path, old: str, new: str, message: str) -> None:
+def test_errors_in_case_files_are_reported(folder: Path, old: str, new: str, message: str) -> None:
     edit(folder, old, new)
     with pytest.raises(BadCase) as caught:
         read_case(folder)
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_told(folder: Path, old: str, new: str, message: str) -
         ("buggy/rate_tides.py", "is neither in buggy/ nor beside case.toml"),
     ],
 )
-def test_a_missing_file_is_told(folder: Path, gone: str, message: str) -> None:
+def test_a_missing_file_is_reported(folder: Path, gone: str, message: str) -> None:
     (folder / gone).unlink()
     with pytest.raises(BadCase, match=message):
         read_case(folder)

@@ -77,13 +77,13 @@ NAMES = ("layers.0.w", "layers.1.w", "head.b")
     ("variable", "section"),
     [("layers.11.norm.weight", "layers.#.norm.weight"), ("a1.b22", "a#.b#"), ("weight", "weight"), ("", "")],
 )
-def test_a_section_holds_what_differs_in_its_numbers(variable: str, section: str) -> None:
+def test_a_section_groups_names_with_different_numbers(variable: str, section: str) -> None:
     assert section_of(variable) == section
     assert section_of(variable, crowded=True) == section_of(section, crowded=True)
     assert section_of(variable, crowded=True).startswith("~")
 
 
-def test_a_rank_tells_a_digest_for_each_section_and_the_rest_as_asked() -> None:
+def test_a_rank_publishes_section_digests_and_demanded_events() -> None:
     window = held(0, 1, dict.fromkeys(NAMES, 5))
     digested = lean(window, EVERYTHING)
     assert set(sections(digested)) == {"layers.#.w", "head.b"} and digested.changes == ()
@@ -93,7 +93,7 @@ def test_a_rank_tells_a_digest_for_each_section_and_the_rest_as_asked() -> None:
     assert sections(least) == sections(digested) and len(least.readings) == 2 and least.calls == ()
 
 
-def test_in_full_all_values_are_told_with_the_calls_around_them() -> None:
+def test_full_windows_have_all_values_and_their_calls() -> None:
     window = held(0, 1, dict.fromkeys(NAMES, 5))
     assert full(window, EVERYTHING) == window
     least = full(window, NOTHING)
@@ -112,7 +112,7 @@ def test_any_value_of_a_section_changes_its_digest_and_no_other() -> None:
     assert first != second
 
 
-def test_the_order_in_which_values_are_told_does_not_matter() -> None:
+def test_the_order_of_values_does_not_matter() -> None:
     values = {f"layers.{number}.w": number for number in range(20)}
     names = list(values)
     random.Random(7).shuffle(names)
@@ -142,7 +142,7 @@ def test_digests_are_the_same_in_every_process() -> None:
         assert done.stdout == to_text([lean(window, EVERYTHING)]), done.stderr
 
 
-def test_of_very_many_sections_several_share_a_digest() -> None:
+def test_many_sections_share_digests() -> None:
     def letters(number: int) -> str:
         return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
@@ -167,7 +167,7 @@ def test_of_very_many_sections_several_share_a_digest() -> None:
     )
 
 
-def test_ranks_that_agree_are_asked_for_nothing() -> None:
+def test_agreeing_ranks_send_no_full_windows() -> None:
     job, looked_at = Job(4), []
     for step in range(1, 2 * EVERY + 1):
         merged = job.step(same, NAMES)
@@ -194,7 +194,7 @@ def test_shards_are_looked_at_once() -> None:
     assert job.classes.looked_at == looked_at and job.classes.not_compared() == ()
 
 
-def test_what_differs_against_a_rule_is_looked_at_in_every_step() -> None:
+def test_violating_sections_are_compared_in_every_step() -> None:
     job = Job(3)
     for _ in range(3):
         job.step(own, NAMES, wrong=True)
@@ -219,7 +219,7 @@ def test_a_replica_of_a_shard_that_breaks_is_looked_at_again() -> None:
     assert {change.variable for change in merged[3].changes} == {"layers.0.w", "layers.1.w"}, "of its section"
 
 
-def test_of_too_many_ranks_those_that_have_just_gone_apart_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newly_diverged_ranks_are_compared_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "MAX_IN_FULL", 4)
     size, job = 12, Job(12)
 
@@ -240,7 +240,7 @@ def test_of_too_many_ranks_those_that_have_just_gone_apart_come_first(monkeypatc
     assert {window.rank for window in merged} >= {10, 11}
 
 
-def test_what_is_left_out_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeatedly_skipped_comparisons_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "MAX_IN_FULL", 4)
     job = Job(6)
     for _ in range(SETTLING):
@@ -263,7 +263,7 @@ def test_ranks_that_give_no_answer_are_left_out_and_not_taken_for_shards(silent:
     assert job.requested == [0, silent] and len(merged) == 3
 
 
-def test_where_nobody_answers_there_is_nothing_to_compare() -> None:
+def test_missing_replies_give_no_comparison() -> None:
     job = Job(2)
     job.silent = {0, 1}
     assert job.step(own, NAMES) == []

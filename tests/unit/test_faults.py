@@ -86,7 +86,7 @@ def test_a_source_that_cannot_attach_is_reported_and_the_others_observe(monkeypa
     assert len(seen.named(STEP)) == 6
 
 
-def test_what_a_source_has_done_is_taken_back_where_it_cannot_go_on() -> None:
+def test_a_failed_source_undoes_its_changes() -> None:
     from traincheck.sources.gradients import autograd
     from traincheck.testing import faults
 

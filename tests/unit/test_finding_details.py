@@ -78,7 +78,7 @@ def test_a_file_that_the_run_did_not_write_down_is_not_shown(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("file", ["absent.py", "", "a\0b", "x" * 5000, "folder"])
-def test_a_file_that_is_not_there_is_told(tmp_path: Path, file: str) -> None:
+def test_a_missing_source_file_is_reported(tmp_path: Path, file: str) -> None:
     (tmp_path / "folder").mkdir()
     code = excerpt(Site(file, 1, "main"), {}, digest(CODE_LINES), [tmp_path])
     assert code.lines == () and "was not found from here" in code.note
@@ -92,7 +92,7 @@ def test_a_pipe_is_not_waited_for_and_a_large_file_not_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("line", [0, -1, 8, 10**9])
-def test_a_line_that_is_not_there_is_told(tmp_path: Path, line: int) -> None:
+def test_a_missing_source_line_is_reported(tmp_path: Path, line: int) -> None:
     (tmp_path / "train.py").write_text(CODE_LINES)
     code = excerpt(Site("train.py", line, "main"), {}, digest(CODE_LINES), [tmp_path])
     assert code.lines == () and code.note == f"the file has no line {line}"
@@ -156,13 +156,13 @@ window train step=1
 """
 
 
-def test_what_an_earlier_step_left_is_told_apart_from_what_this_one_adds() -> None:
+def test_stale_and_new_gradients_are_distinguished() -> None:
     fine = from_text(LEFT_OVER.format(before="none", changed="changed"))
     bad = [replace(window, step=3) for window in from_text(LEFT_OVER.format(before="some", changed=""))]
     assert strips(history([*fine, *bad]), "Net.w") == [(0, UNKNOWN, 2), (2, UNKNOWN, 2), (1, UNKNOWN, 0)]
 
 
-def test_what_does_not_differ_shares_a_row_and_the_rest_is_counted() -> None:
+def test_equal_histories_share_a_row_and_others_are_counted() -> None:
     lines = "".join(
         f"    change Net.{number} parameter.data some -> some {'changed' if number % 2 else ''} owner=SGD\n"
         for number in range(100)
@@ -240,12 +240,12 @@ def test_a_finding_about_calls_has_no_matrix_of_values() -> None:
     assert len(held(windows, finding(variables=("layers.1.weight",)), None)[2]) > 1
 
 
-def test_of_two_ranks_neither_is_right() -> None:
+def test_two_differing_ranks_have_no_majority() -> None:
     beside = of_ranks({0: {5: {("a", "w"): 1}}, 1: {5: {("a", "w"): 2}}}, 5)
     assert beside is not None and [row.strips[0].states for row in beside.rows] == [(1,), (1,)]
 
 
-def test_of_many_ranks_those_that_hold_the_same_share_a_row() -> None:
+def test_equal_ranks_of_many_share_a_row() -> None:
     by_rank = {rank: {5: {("a", "w"): rank == 40}} for rank in range(60)}
     matrix, beside = agreement(by_rank, 5), of_ranks(by_rank, 5)  # type: ignore[arg-type]
     assert matrix is not None and len(matrix.labels) == 2 and matrix.labels[1] == "40"
@@ -266,7 +266,7 @@ def ranks_run(folder: Path, ranks: int = 3) -> Report:
     return report(finding(6, variables=("layers.1.weight",), ranks=(ranks - 1,), compared=ranks))
 
 
-def test_ranks_of_a_run_are_set_beside_each_other(tmp_path: Path) -> None:
+def test_ranks_of_a_run_are_compared(tmp_path: Path) -> None:
     run_report = ranks_run(tmp_path / "run")
     (shown,) = finding_details(tmp_path / "run", run_report, learned().invariants)
     assert shown.agreement is not None and shown.agreement.labels == ("0", "1", "2") and shown.note == ""
@@ -286,7 +286,7 @@ def test_only_the_steps_around_a_finding_are_read(tmp_path: Path) -> None:
     assert shown.histories[0].steps == tuple(range(50 - module.BEFORE, 50 + module.AFTER + 1))
 
 
-def test_what_cannot_be_shown_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_details_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (nothing,) = finding_details(tmp_path / "absent", report(finding()))
     assert "absent" in nothing.note and nothing.histories == ()
     path = write_run(tmp_path / "run", "train.py", training(8))

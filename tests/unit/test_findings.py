@@ -51,7 +51,7 @@ def test_a_finding_says_on_which_ranks_it_is_so(
     assert (finding.ranks, finding.compared) == (failed, 0)
 
 
-def test_a_finding_is_told_once(new_invariant: NewInvariant) -> None:
+def test_a_finding_is_reported_once(new_invariant: NewInvariant) -> None:
     notified: list[Finding] = []
     notifier = Notifier(notified.append)
     first, again = violation(new_invariant, 0), violation(new_invariant, 0, step=2)
@@ -63,7 +63,7 @@ def test_a_finding_is_told_once(new_invariant: NewInvariant) -> None:
     assert [finding.step for finding in notified] == [1]
 
 
-def test_what_fails_in_every_step_is_counted_and_not_kept_without_end(
+def test_repeated_violations_are_counted_and_bounded(
     new_invariant: NewInvariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "MAX_IN_ALL", 250)
@@ -87,7 +87,7 @@ def test_what_fails_in_every_step_is_counted_and_not_kept_without_end(
 @pytest.mark.parametrize(
     ("evidence", "is_diagnosed"), [(("here a call of f calls Module.forward",), True), ((), False)]
 )
-def test_what_was_not_called_at_all_is_in_no_mode(
+def test_uncalled_modules_have_no_mode(
     new_invariant: NewInvariant, evidence: tuple[str, ...], is_diagnosed: bool
 ) -> None:
     rule = new_invariant(Property("contains call", "torch.nn.Module.forward", "training=True"))

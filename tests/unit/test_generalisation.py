@@ -65,7 +65,7 @@ def test_a_name_is_not_more_general_than_itself() -> None:
     assert more_general([("f", "g", "f")]) == {"f": {"g"}, "g": {"f"}}
 
 
-def test_of_two_classes_the_general_one_speaks(rule: Rules) -> None:
+def test_the_general_class_replaces_two_classes(rule: Rules) -> None:
     assert general_of(rule(SGD), rule(STEP)) == rule(STEP)
     assert general_of(rule(ADAMW), rule(ADAM)) == rule(ADAM)
     assert general_of(rule(STEP), rule(SGD)) is None
@@ -95,7 +95,7 @@ def test_it_speaks_of_the_same_property_grain_and_relation(rule: Rules, new_inva
     assert general_of(rule(SGD), rule(STEP, relation="APISequence")) is None
 
 
-def test_what_the_general_class_has_not_experienced_the_special_one_tells(rule: Rules) -> None:
+def test_the_special_class_covers_missing_experience(rule: Rules) -> None:
     """Other optimizers were never seen under autocast, and say nothing of it."""
     without = Precondition((Clause("autocast", "off"),))
     assert general_of(rule(SGD), rule(STEP, experience=without)) is None
@@ -112,7 +112,7 @@ def test_a_rule_that_fails_runs_does_not_give_way_to_a_notice(rule: Rules) -> No
     assert general_of(rule(SGD, severity=NOTICE, **mine), rule(STEP, severity=ERROR, **both)) is not None
 
 
-def test_a_call_inside_is_told_by_its_general_name(rule: Rules) -> None:
+def test_an_inner_call_has_its_general_name(rule: Rules) -> None:
     special, general = (rule("train.fit", prop=Property("contains call", api)) for api in (SGD, STEP))
     assert general_of(special, general) == general
     assert general_of(general, special) is None
@@ -137,13 +137,13 @@ def learned(*optimizers: str) -> dict[str, Invariant]:
     }
 
 
-def test_what_was_learned_with_adadelta_speaks_of_adamw() -> None:
+def test_rules_learned_with_adadelta_apply_to_adamw() -> None:
     rules = learned("Adadelta", "SGD")
     assert set(rules) == {STEP}
     assert (rules[STEP].scope, rules[STEP].support.scripts, rules[STEP].support.steps) == (GENERAL, 2, 16)
 
 
-def test_of_one_program_the_general_level_is_kept_as_well() -> None:
+def test_the_general_level_stays_for_one_program() -> None:
     rules = learned("Adadelta")
     assert set(rules) == {STEP} and rules[STEP].scope == PIPELINE
 

@@ -63,7 +63,7 @@ def test_a_finding_is_not_kept_waiting(heart: Heart) -> None:
     assert heart.beats == 2
 
 
-def test_it_rests_while_nothing_comes_but_tells_the_last_window(heart: Heart) -> None:
+def test_the_heartbeat_idles_and_reports_the_last_window(heart: Heart) -> None:
     assert heart.it.rest() == AT_REST
     heart.it.feed(WINDOW)
     assert heart.it.rest() == AT_REST  # all of it was told
@@ -99,7 +99,7 @@ def test_a_slow_disk_is_written_to_less_often(heart: Heart) -> None:
     assert heart.it.rest() == SLOWEST
 
 
-def test_a_full_disk_is_told_once_and_tried_again(heart: Heart) -> None:
+def test_a_full_disk_is_reported_once_and_retried(heart: Heart) -> None:
     heart.fails = OutputError("note", "No space left on device")
     heart.urgent = True
     for _ in range(10):

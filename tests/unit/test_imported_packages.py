@@ -22,7 +22,7 @@ def look(home: Path, *words: str, **environ: str) -> Program:
     return program_of(Target.parse(words), environ, home, FRAMEWORKS)
 
 
-def test_its_own_files_are_read_and_what_is_installed_is_asked(tmp_path: Path) -> None:
+def test_project_files_are_read_and_installed_packages_are_queried(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nfrom loop import run\nif 0:\n    import helpers.deep\n")
     (tmp_path / "loop.py").write_text("def run():\n    from transformers import Trainer\n")
     (tmp_path / "helpers").mkdir()
@@ -57,7 +57,7 @@ def test_a_program_may_start_ranks_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["import (", "\0", "x = " + "(" * 10_000, "é".encode("latin-1")])
-def test_of_a_text_that_cannot_be_read_nothing_is_said(tmp_path: Path, text: str | bytes) -> None:
+def test_an_unreadable_text_gives_no_imports(tmp_path: Path, text: str | bytes) -> None:
     (tmp_path / "train.py").write_text("import torch, other\n")
     (tmp_path / "other.py").write_bytes(text if isinstance(text, bytes) else text.encode())
     imports = look(tmp_path, "train.py")
@@ -65,7 +65,7 @@ def test_of_a_text_that_cannot_be_read_nothing_is_said(tmp_path: Path, text: str
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_python_has_to_say_of_a_text_is_left_to_it(tmp_path: Path) -> None:
+def test_syntax_warnings_are_left_to_python(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nassert (torch, 'always')\npattern = '\\d'\n")
     assert look(tmp_path, "train.py").packages == {"torch"}
 

@@ -155,7 +155,7 @@ def test_counts_are_sums() -> None:
     assert counts(whole) == counts(parts) == {facts(a=0): (3, 0, 1), facts(a=1): (3, 0, 1)}
 
 
-def test_in_a_closed_world_what_is_not_told_has_failed() -> None:
+def test_closed_world_relations_count_missing_events_as_failures() -> None:
     first, second = Property("holds", "x"), Property("holds", "y")
     counted = Tally("a.py", "")
     counted.add_occasions("R", [Occasion(Subject("f"), (), {first}, None, 0)] * 3, 0)

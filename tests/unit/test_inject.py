@@ -78,7 +78,7 @@ def test_a_fault_that_never_strikes_changes_no_bit(site: str) -> None:
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_neither_does_it_where_gradients_are_summed_of_many(site: str) -> None:
+def test_summed_gradients_stay_unchanged(site: str) -> None:
     workload = load_workload("decoder-tiny", 0, torch.device("cpu"))
 
     def gradients(fault: Fault | None) -> list[torch.Tensor]:

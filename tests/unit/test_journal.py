@@ -45,11 +45,11 @@ def journal() -> Journal:
         ("dropout in training", 6),
     ],
 )
-def test_a_candidate_is_found_by_what_people_call_it(text: str, index: int, journal: Journal) -> None:
+def test_a_candidate_is_found_by_its_common_name(text: str, index: int, journal: Journal) -> None:
     assert journal.find(text)[0].sentence == SENTENCES[index]
 
 
-def test_what_has_little_in_common_is_not_found(journal: Journal) -> None:
+def test_dissimilar_candidates_are_not_found(journal: Journal) -> None:
     assert journal.find("learning rate of the scheduler warms up") == []
     assert journal.find("") == [] and journal.find("the of it") == []
     assert Journal().find("anything") == []
@@ -73,7 +73,7 @@ def test_forms_of_a_word_are_one_word() -> None:
     assert words("torch.nn.functional.crossEntropy2") == {"torch", "nn", "functional", "cros", "entropy", "2"}
 
 
-def test_what_is_read_is_what_was_written(journal: Journal, tmp_path: Path) -> None:
+def test_a_round_trip_preserves_everything(journal: Journal, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "journal.jsonl"
     journal.write(path)
     assert Journal.read(path).entries == journal.entries
@@ -93,7 +93,7 @@ def test_what_is_read_is_what_was_written(journal: Journal, tmp_path: Path) -> N
         b'{"kind":"traincheck journal","format":1}\n{"relation":"Ev',
     ],
 )
-def test_what_is_no_journal_is_told(data: bytes, tmp_path: Path) -> None:
+def test_a_file_without_a_journal_is_reported(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(data)
     with pytest.raises(JournalUnreadable, match="as a journal") as raised:
@@ -101,7 +101,7 @@ def test_what_is_no_journal_is_told(data: bytes, tmp_path: Path) -> None:
     assert str(path) in str(raised.value)
 
 
-def test_what_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
+def test_unreadable_and_unwritable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(JournalUnreadable, match="No such file"):
         Journal.read(tmp_path / "absent")
     with pytest.raises(JournalUnreadable):
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
         Journal().write(tmp_path / "file" / "journal")
 
 
-def test_a_chain_of_what_implies_what_is_followed_to_its_end() -> None:
+def test_a_chain_of_implications_is_followed_to_its_end() -> None:
     chain = Journal(
         [
             entry("a", KEPT, id="aaaaaaaaaa", reason="confidence 0.8"),

@@ -41,7 +41,7 @@ def report(*findings: Finding) -> Report:
     return Report(findings, Counts(invariants=7))
 
 
-def test_parameters_and_calls_are_looked_for_in_what_a_finding_says_of_the_place() -> None:
+def test_parameters_and_calls_are_searched_in_the_location_text() -> None:
     groups = (("weight_hh", "reduce"), ("broadcast",), ("train.py",))
     assert missing_groups(groups, things_of(FINDING)) == (("broadcast",),)
     assert missing_groups((("replicas",), ("reduction",)), things_of(FINDING)) == (("replicas",), ("reduction",))
@@ -58,7 +58,7 @@ def test_a_report_is_judged_against_the_clean_one(new_invariant: Callable[..., I
 
 
 @pytest.mark.parametrize(("seconds", "ahead"), [(7.5, 2.5), (11.0, -1.0), (None, None)])
-def test_what_counts_is_when_the_leading_finding_was_told(seconds: float | None, ahead: float | None) -> None:
+def test_the_time_of_the_leading_finding_counts(seconds: float | None, ahead: float | None) -> None:
     lines = [(6.0, "TrainCheck ERROR at step 41: another"), (6.5, "step 4: loss 0.1")]
     if seconds is not None:
         lines.append((seconds, "TrainCheck ERROR at step 4 on rank 1: Gradients"))
@@ -111,18 +111,18 @@ def test_a_good_case_has_no_shortfall() -> None:
         ({"clean": ["An alarm"]}, "clean run silent"),
     ],
 )
-def test_shortfalls_are_told(changed: dict[str, Any], short: str) -> None:
+def test_shortfalls_are_reported(changed: dict[str, Any], short: str) -> None:
     assert shortfalls(row(**changed)) == [short]
     assert f"* x-1: not {short}. Observed: rank 0 differs" in text({"rows": [row(**changed)]})
 
 
-def test_a_miss_is_told() -> None:
+def test_a_miss_is_reported() -> None:
     missed = row(live={"same_step": False, "diagnosed": False, "late": None, "leading": None}, ranks_told=[])
     assert detected_in(missed) == "missed" and len(shortfalls(missed)) == 4 < len(GOALS)
     assert "| **missed** |" in text({"rows": [missed]})
 
 
-def test_cases_of_several_ranks_say_what_is_to_be_named(tmp_path: Path) -> None:
+def test_cases_of_several_ranks_list_expected_names(tmp_path: Path) -> None:
     assert all(case.concerns for case in read_cases() if case.ranks > 1)
     assert all(rank < case.ranks for case in read_cases() for rank in case.at_fault)
     for file in CASE.folder.glob("*.py"):

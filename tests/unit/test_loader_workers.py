@@ -77,7 +77,7 @@ def test_messages_of_an_earlier_epoch_are_ignored() -> None:
 
 
 @given(st.integers(1, 4), st.integers(0, 12), st.integers(0, 2**32), st.data())
-def test_how_far_workers_are_ahead_does_not_show(count: int, batches: int, seed: int, data: st.DataObject) -> None:
+def test_prefetching_does_not_change_events(count: int, batches: int, seed: int, data: st.DataObject) -> None:
     """Messages that arrive ahead of the fetched batches do not change the rounds."""
 
     def run(ahead: int) -> list[list[list[tuple[int, int]]]]:

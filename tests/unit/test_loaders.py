@@ -211,7 +211,7 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_loader_over_a_stream_is_not_asked_for_its_length() -> None:
+def test_the_length_of_a_stream_loader_is_not_read() -> None:
     with observing() as seen:
         assert sum(1 for _ in DataLoader(Stream(), batch_size=2)) == 3
     assert values_of(seen, "length") == []

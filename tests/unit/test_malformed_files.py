@@ -102,7 +102,7 @@ def test_texts_that_unpack_to_very_much_are_refused(tmp_path: Path, monkeypatch:
         list(read_windows(path))
 
 
-def test_what_the_writer_writes_is_within_the_bounds(tmp_path: Path) -> None:
+def test_written_files_are_within_the_limits(tmp_path: Path) -> None:
     """Also where everything repeats, so that a row takes least."""
     line = "  project app.f args={}\n" * 20_000
     with TraceWriter(tmp_path, 0, 0) as writer:
@@ -194,7 +194,7 @@ def _use(run: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(run: Path, name: str) -> None:
+def test_a_pipe_instead_of_a_file_does_not_block(run: Path, name: str) -> None:
     (run / name).unlink()
     os.mkfifo(run / name)
     _use(run)
@@ -208,7 +208,7 @@ def test_a_link_to_a_device_is_not_read(run: Path, name: str) -> None:
     _use(run)
 
 
-def test_what_is_asked_of_a_run_is_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
+def test_control_requests_are_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
     outside, control = tmp_path / "outside.json", run / "control.json"
     control.unlink()
     control.symlink_to(outside)
@@ -263,7 +263,7 @@ def test_files_are_made_with_the_umask(
         assert mode == (0o777 if path.is_dir() else 0o666) & ~umask, f"{path} {mode:o}"
 
 
-def test_notes_still_take_what_honest_runs_say(tmp_path: Path) -> None:
+def test_notes_accept_values_of_valid_runs(tmp_path: Path) -> None:
     folder = RunFolder(write_run(tmp_path / "run", "train.py", training(2)))
     folder.write_note(ProcessNote(rank=-1, process=4_194_304, world_size=LARGEST_JOB, steps=10**12, seconds=1e9))
     assert folder.notes()[0].steps == 10**12

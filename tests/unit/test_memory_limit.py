@@ -73,7 +73,7 @@ def restless() -> list[Window]:
 
 
 @pytest.mark.parametrize("name", RELATIONS)
-def test_what_a_relation_remembers_does_not_grow_with_the_steps(name: str) -> None:
+def test_relation_state_does_not_grow_with_steps(name: str) -> None:
     relation = RELATIONS[name]()
     windows, sizes = steady(), []
     for number, window in enumerate(windows):
@@ -106,7 +106,7 @@ def test_names_without_end_are_forgotten(name: str, monkeypatch: pytest.MonkeyPa
         assert entries(bare) > 2 * max(sizes), "there is something to forget"
 
 
-def test_what_is_forgotten_makes_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_state_causes_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "EVERY", 7)
     tally = Tally("restless", "restless")
     tally_windows(restless(), tally)
@@ -155,7 +155,7 @@ def test_entries_are_counted_to_the_bottom_and_once() -> None:
     assert entries({"window": Window(0, 0, "train"), "text": "long text", "pair": (1, 2)}) == 3
 
 
-def test_what_can_be_worked_out_again_is_kept_within_bounds() -> None:
+def test_caches_are_bounded() -> None:
     kept: BoundedCache[int, str] = BoundedCache(10)
     for number in range(95):
         assert kept.put(number, str(number)) == str(number)

@@ -65,7 +65,7 @@ def exporter() -> Iterator[Prometheus]:
     prometheus.close()
 
 
-def test_the_page_tells_how_the_run_fares(exporter: Prometheus) -> None:
+def test_the_page_shows_the_status_of_the_run(exporter: Prometheus) -> None:
     assert numbers(page(exporter.address)) == {}  # before the first look
     exporter.look([], STATUS)
     values = numbers(page(exporter.address))
@@ -76,7 +76,7 @@ def test_the_page_tells_how_the_run_fares(exporter: Prometheus) -> None:
     assert values["traincheck_run_over"] == 1.0 and not any("cost" in name for name in values)
 
 
-def test_the_page_is_for_those_who_show_the_token() -> None:
+def test_the_page_requires_the_token() -> None:
     exporter = Prometheus("127.0.0.1", 0, "s3cret")
     try:
         exporter.look([], STATUS)
@@ -88,7 +88,7 @@ def test_the_page_is_for_those_who_show_the_token() -> None:
         exporter.close()
 
 
-def test_who_connects_and_says_nothing_hinders_nobody(exporter: Prometheus) -> None:
+def test_an_idle_client_does_not_block_others(exporter: Prometheus) -> None:
     exporter.look([], STATUS)
     port = urllib.parse.urlsplit(exporter.address).port
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
@@ -102,7 +102,7 @@ def config(**options: str) -> Config:
     return load(options, {}, Path("/"))
 
 
-def test_what_can_be_said_wrong_about_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_metrics_options_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -139,7 +139,7 @@ def test_other_hosts_may_ask_with_a_token(capsys: pytest.CaptureFixture[str]) ->
     assert is_loopback("localhost") and is_loopback("127.8.9.1") and not is_loopback("0.0.0.0")
 
 
-def test_nothing_is_served_unless_asked_for() -> None:
+def test_metrics_are_off_by_default() -> None:
     before = threading.active_count()
     assert monitoring.receivers(config()) == []
     assert threading.active_count() == before
@@ -183,7 +183,7 @@ def test_a_collector_gets_the_numbers() -> None:
     assert messages == []
 
 
-def test_a_collector_that_is_not_there_is_told_once() -> None:
+def test_a_missing_collector_is_reported_once() -> None:
     messages: list[str] = []
     otlp = Otlp(f"http://127.0.0.1:{free_port()}/s3cret", messages.append, every=0.05)
     otlp.look([], STATUS)

@@ -57,7 +57,9 @@ def test_an_invariant_is_named_by_its_first_digits(book: Book, some_invariants: 
         )
 
 
-def test_who_is_meant_is_asked(book: Book, some_invariants: tuple[Invariant, ...], new_invariant: Make) -> None:
+def test_ambiguous_ids_ask_for_more_characters(
+    book: Book, some_invariants: tuple[Invariant, ...], new_invariant: Make
+) -> None:
     first = some_invariants[0]
     slip = ("0" if first.id[0] != "0" else "1") + first.id[1:]
     with pytest.raises(NoSuchInvariant, match=f"no id begins with '{slip}'. Did you mean {first.id}"):
@@ -110,7 +112,7 @@ def test_all_or_nothing(words: list[str], slug: str, book: Book, capsys: pytest.
     assert list(Path().iterdir()) == [Path("good.jsonl")]
 
 
-def test_what_is_no_book_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_a_book_stays_unchanged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "notes.txt").write_text("hello\n")
     assert main(["mute", "notes.txt", "ab", "--reason", "x"]) == 2
     assert main(["mute", "absent.jsonl", "ab", "--reason", "x"]) == 2

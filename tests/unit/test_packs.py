@@ -35,7 +35,7 @@ Rules = Callable[..., Invariant]
 # -- what comes with TrainCheck --------------------------------------------------------------------------------------
 
 
-def test_what_is_shipped_is_whole_and_of_several_programs() -> None:
+def test_shipped_packs_are_complete_and_from_several_programs() -> None:
     packs = read_packs(SHIPPED)
     assert packs.manifest.version == __version__ and packs.manifest.made_with["torch"]
     books = {pack.name: (pack, packs.book(pack)) for pack in packs.manifest.packs}
@@ -84,7 +84,7 @@ def two_programs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_folder_is_built_told_and_shown(folder: Path, two_programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_built_and_shown(folder: Path, two_programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["packs", "build", str(two_programs / "a"), str(two_programs / "b"), "-o", str(folder)]) == 0
     progress_text = capsys.readouterr().err
     digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
@@ -130,7 +130,7 @@ def test_a_single_program_makes_no_pack(two_programs: Path, tmp_path: Path, caps
     assert "several programs" in capsys.readouterr().err and not (tmp_path / "packs").exists()
 
 
-def test_what_is_no_pack_is_said(folder: Path, tmp_path: Path) -> None:
+def test_a_file_without_a_pack_is_reported(folder: Path, tmp_path: Path) -> None:
     manifest, book = folder / MANIFEST, folder / "general.jsonl"
     good = manifest.read_bytes()
 
@@ -219,7 +219,7 @@ def test_a_rule_is_of_the_narrowest_theme_that_explains_it(programs: list[frozen
         assert len(dict(themes)[theme]) == min(map(len, fitting))
 
 
-def test_what_one_program_did_is_in_no_pack(new_invariant: Rules) -> None:
+def test_rules_of_one_program_are_in_no_pack(new_invariant: Rules) -> None:
     runs = tuple(LearnedRun(name, "", 10) for name in ("a.py", "b.py", "torchrun c.py", "torchrun d.py"))
     common = new_invariant(origin=("a.py", "b.py"))
     ranks = new_invariant(origin=("torchrun c.py", "torchrun d.py"), sentence="of ranks", id="")

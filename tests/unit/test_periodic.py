@@ -56,7 +56,7 @@ def test_an_update_that_no_model_was_called_for_is_not_judged() -> None:
     assert lessons(script) == [False]
 
 
-def test_what_a_closure_runs_is_before_its_update() -> None:
+def test_closure_calls_come_before_the_update() -> None:
     script = Script().window()
     seq = script.step(receiver="LBFGS", context=facts(closure=True, grads="none"))
     called(script)
@@ -127,7 +127,7 @@ def test_two_optimizers_count_each_for_itself() -> None:
     assert verdicts(of(script, Subject("optimizer_state.step", "counter")), GROWS) == [True, True]
 
 
-def test_a_scheduler_counts_its_steps_unless_it_is_told_the_epoch() -> None:
+def test_a_scheduler_counts_steps_unless_given_the_epoch() -> None:
     subject, grows = Subject("scheduler.last_epoch", "counter"), Property("grows by one per", "LRScheduler.step")
     script = Script().window()
     for count in (1, 2, 2):
@@ -160,7 +160,7 @@ def test_a_rhythm_is_broken_once() -> None:
     assert rhythm(*period * (ESTABLISHED + 1), True, *period) == [True, False]  # it comes too early
 
 
-def test_what_comes_and_goes_has_no_rhythm() -> None:
+def test_irregular_events_have_no_interval() -> None:
     assert rhythm(*[True, False, False, True, True, False] * 4) == []
     assert rhythm(*([False] * LONGEST + [True]) * (ESTABLISHED + 2)) == []
 
@@ -266,19 +266,19 @@ def test_a_pass_that_is_cut_short_after_others_went_to_their_end() -> None:
     assert all(value_of(occasion.context, "last_batch") is None for occasion in occasions)  # that would be the answer
 
 
-def test_who_leaves_a_loader_early_from_the_first_does_so_again() -> None:
+def test_loaders_left_early_from_the_start_are_allowed() -> None:
     assert (
         verdicts([occasion for occasion in of(epochs(1, 3, 1, 3), BATCHES) if "#1" in occasion.variables[0]], REACHES)
         == []
     )
 
 
-def test_who_counts_steps_and_starts_over_at_the_end_of_the_data_may_stop_anywhere() -> None:
+def test_step_counting_loops_may_stop_anywhere() -> None:
     assert of(epochs(3, 3, 3, 1, evaluates=False), BATCHES) == []
 
 
 @pytest.mark.parametrize("api", ["torch.save", SCHEDULE])
-def test_who_does_something_after_each_pass_thinks_in_passes(api: str) -> None:
+def test_work_after_each_epoch_implies_epochs(api: str) -> None:
     script = Script()
     for batches in (3, 3, 1):
         script.window().iterate("DataLoader#1", 3)
@@ -322,7 +322,7 @@ def test_the_order_of_a_look_is_not_compared_with_that_of_a_pass() -> None:
     assert of(script, Subject("loader.order", "pass")) == []
 
 
-def test_a_training_loader_is_shuffled_anew() -> None:
+def test_a_training_loader_is_reshuffled() -> None:
     subject, differs = Subject("loader.order", "pass"), Property("differs between passes", "loader.order")
     assert verdicts(of(epochs(3, 3, 3, orders=(1, 2, 2)), subject), differs) == [True, False]
     assert of(epochs(3, 3, orders=(1, 1), trains=False), subject) == []  # evaluations keep their order
@@ -383,7 +383,7 @@ def test_a_scheduler_gets_as_far_as_it_was_made_for() -> None:
 # -- gaps ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_counted_is_forgotten_when_windows_were_dropped() -> None:
+def test_counts_are_reset_when_windows_are_dropped() -> None:
     windows = counted(1, 2, 3).windows
     assert occasions(Periodic, [windows[0], windows[2]], Subject("optimizer_state.step", "counter")) == []
     windows = scheduled(0.5, 0.4, 0.3, total=2).windows

@@ -50,7 +50,7 @@ def log() -> StageLog:
 
 
 @pytest.mark.parametrize("error", [LookupError, MemoryError, RecursionError, KeyboardInterrupt, SystemExit])
-def test_a_stage_that_fails_is_told_once_and_the_others_go_on(error: type[BaseException], log: StageLog) -> None:
+def test_a_failing_stage_is_reported_once_and_others_continue(error: type[BaseException], log: StageLog) -> None:
     def fails(window: Window) -> None:
         raise error("a fault of ours")
 
@@ -74,7 +74,7 @@ def test_telling_of_a_fault_may_fail_too(log: StageLog) -> None:
     assert log.windows == [0]
 
 
-def test_a_hanging_stage_keeps_nobody_waiting_and_memory_is_bounded(
+def test_a_hanging_stage_does_not_block_and_memory_is_bounded(
     log: StageLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pipelines, "STILL_SECONDS", 0.3)
@@ -147,7 +147,7 @@ def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
     pipeline.close()
 
 
-def test_no_window_waits_where_what_is_found_is_to_be_heeded(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_window_is_batched_if_findings_stop_the_run(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
     monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 0)
     pipeline = Pipeline([("good", log.take)], log.fault, promptly=True)
@@ -158,7 +158,7 @@ def test_no_window_waits_where_what_is_found_is_to_be_heeded(log: StageLog, monk
 
 
 @pytest.mark.parametrize("ends", [Pipeline.close, Pipeline.rest, lambda pipeline: pipeline.say("a word")])
-def test_nobody_waits_for_a_row_at_the_end_at_a_fork_or_for_a_word(
+def test_batches_are_flushed_at_the_end_at_a_fork_and_on_request(
     ends: Callable[[Pipeline], object], log: StageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = that_waits(log, monkeypatch)
@@ -181,7 +181,7 @@ def test_an_interrupt_ends_the_waiting_at_once(log: StageLog) -> None:
     over.set()
 
 
-def test_what_is_last_is_done_after_all_windows_each_by_itself(log: StageLog) -> None:
+def test_final_actions_run_separately_after_all_windows(log: StageLog) -> None:
     def fails() -> None:
         raise OSError("no space left")
 
@@ -297,7 +297,7 @@ class Unsayable(Exception):
 
 
 @pytest.mark.parametrize("stream", [None, Broken(BrokenPipeError()), Broken(RuntimeError()), Broken(MemoryError()), 5])
-def test_complaints_reach_nobody_rather_than_raise(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_logs_do_not_raise(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     log_warning("no one hears this")
     assert in_words(Unsayable()) == "Unsayable"

@@ -180,12 +180,12 @@ def test_the_condition_that_covers_most_runs_wins() -> None:
     assert learned(*evidence, bad(0, lr="zero", script=3), bad(1, lr="zero", script=1)) == "lr is positive"
 
 
-def test_nothing_is_said_of_what_a_fact_that_is_not_told_is_not() -> None:
+def test_missing_facts_give_no_negative_conditions() -> None:
     evidence = [good(x=1), good(x=2), good(y=1), bad(x=3)]
     assert "not" not in learned(*evidence)
 
 
-def test_what_no_condition_separates() -> None:
+def test_inseparable_failures_have_no_precondition() -> None:
     outcome = learn([good(a=1, b=1), bad(a=1, b=1)])
     assert isinstance(outcome, Inseparable) and "both held and failed" in str(outcome)
     three = [good(a=1, b=1, c=1), bad(a=1, b=1, c=0), bad(a=1, b=0, c=1), bad(a=0, b=1, c=1)]
@@ -226,7 +226,7 @@ def test_contexts_of_one_window_are_one_observation() -> None:
     assert by_window(everything, selected) == pytest.approx(1 / 10)
 
 
-def test_an_exception_that_came_once_is_told_from_chance_in_a_long_run_only() -> None:
+def test_a_single_exception_needs_a_long_run() -> None:
     def seen(windows: int) -> object:
         return learn([good(windows=windows - 1, lr="positive"), bad(windows=1, lr="zero")])
 
@@ -282,7 +282,7 @@ def test_sketches_tell_distinct_windows() -> None:
 # -- experience ------------------------------------------------------------------------------------------------------
 
 
-def test_experience_is_what_never_varied() -> None:
+def test_experience_is_the_constant_facts() -> None:
     rows = [good(autocast="off", stage="train", x=1), good(autocast="off", stage="train", x=2)]
     circumstances = experience(rows, Precondition((TRAIN,)))
     assert [str(clause) for clause in circumstances.clauses] == ["autocast is off"]
@@ -291,7 +291,7 @@ def test_experience_is_what_never_varied() -> None:
     )
 
 
-def test_what_one_alternative_says_is_experience_of_the_others() -> None:
+def test_one_alternative_is_experience_of_the_others() -> None:
     rows = [good(stage="train", x=1, y=1), good(stage="train", x=2, y=2)]
     circumstances = experience(rows, Precondition((TRAIN, Clause("x", 1)), ((Clause("x", 2),),)))
     assert [str(clause) for clause in circumstances.clauses] == ["stage is train"]
@@ -305,7 +305,7 @@ def test_symptoms_are_no_experience() -> None:
     assert not circumstances.true_in(facts(held="this", grads="some", x=2))
 
 
-def test_how_the_ranks_of_one_program_share_its_model_is_no_experience() -> None:
+def test_the_rank_layout_of_one_program_is_no_experience() -> None:
     rows = [good(all_same=True, same_before=True, x=1)]
     sharing = facts(all_same=False, same_before=False, x=1)
     assert experience(rows, Precondition(), pipeline=True).true_in(sharing)

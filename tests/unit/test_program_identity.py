@@ -43,7 +43,7 @@ def test_an_identity_is_read_as_it_was_written(main: str, entry: set[str], modul
 
 
 @pytest.mark.parametrize("text", ["", "train", "a:b:c", "main:0123456:", "main:0123456g:", f"main:{'0' * 8 * 200}:"])
-def test_what_is_no_identity_knows_nothing(text: str) -> None:
+def test_an_empty_identity_matches_nothing(text: str) -> None:
     assert ProgramIdentity.parse(text) == UNKNOWN
     assert ProgramIdentity.parse(text).same_as(UNKNOWN) is None
 
@@ -59,7 +59,7 @@ def of(script: Path, *before: str) -> ProgramIdentity:
     return identity_of(Target.parse((*before, str(script))), script.parent)
 
 
-def test_examples_are_told_apart_and_their_edits_are_not(tmp_path: Path) -> None:
+def test_examples_differ_and_their_edits_match(tmp_path: Path) -> None:
     """The measured distance: different examples have a third of the threshold in common, edits far more than it."""
     scripts = sorted(EXAMPLES.glob("*.py"))
     assert len(scripts) > 20
@@ -139,7 +139,7 @@ def test_launchers_make_no_difference(words: tuple[str, ...], tmp_path: Path, mo
     assert identity_of(target, tmp_path).same_as(of(tmp_path / "pkg" / "train.py")) is True
 
 
-def test_where_the_text_cannot_be_read_names_are_left(tmp_path: Path) -> None:
+def test_names_decide_without_readable_text(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def train(:\n")
     (tmp_path / "job.sh").write_text("python train.py\n")
     assert of(tmp_path / "broken.py") == ProgramIdentity("broken")

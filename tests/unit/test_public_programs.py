@@ -211,7 +211,7 @@ def test_padding_in_front_of_a_time_is_not_compared() -> None:
     assert output.normalised("| ms/batch  5.15 | loss  4.02\n") == output.normalised("| ms/batch 15.15 | loss 4.02\n")
 
 
-def test_of_a_progress_bar_the_end_is_kept() -> None:
+def test_a_progress_bar_keeps_its_last_state() -> None:
     half = "Epoch 0:  50%|##  | 3/6 [00:01<00:01,  2.6it/s, loss=1.5]"
     end = "Epoch 0: 100%|####| 6/6 [00:01<00:00,  6.4it/s, loss=1.1]"
     assert output.normalised(f"{half}\r{end}\n") == ["loss=1.1"]

@@ -114,7 +114,7 @@ def begin(
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_find_each_other_and_what_differs(begin: Begin, size: int) -> None:
+def test_ranks_connect_and_find_differences(begin: Begin, size: int) -> None:
     ranks = begin([""] * size)
     for number, rank in enumerate(ranks):
         rank.tell(updates(number, differs_from=10 if number == size - 1 else 0))
@@ -147,7 +147,7 @@ def test_files_are_compared_where_all_write_into_one_folder(begin: Begin, folder
     assert all(rank.faults == [] for rank in ranks)
 
 
-def test_of_a_rank_that_never_comes_it_is_told_once(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_never_connects_is_reported_once(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_client, "START", 0.1)
     ranks = begin(["", ""], size=3)
     wait_for(lambda: all(rank.over for rank in ranks))
@@ -171,7 +171,7 @@ def test_a_job_that_ends_before_all_have_come(begin: Begin, folder: str) -> None
     assert [len(rank.faults) for rank in ranks] == ([0, 0] if folder else [1, 1])
 
 
-def test_a_store_that_cannot_be_reached_is_told(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_reported(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(job: str, seconds: float) -> JobStore:
         raise LookupError("a HashStore cannot be reached over a second connection")
 
@@ -211,7 +211,7 @@ def test_the_others_may_end_before_the_first(begin: Begin) -> None:
     assert first.faults == other.faults == []
 
 
-def test_a_first_rank_that_dies_is_told_once(begin: Begin) -> None:
+def test_a_dead_first_rank_is_reported_once(begin: Begin) -> None:
     first, other = begin(["", ""])
     wait_for(lambda: first.exchange._server is not None and first.exchange._server._connections())
     line = first.exchange._server._connections()[0]  # type: ignore[union-attr]
@@ -225,7 +225,7 @@ def test_a_first_rank_that_dies_is_told_once(begin: Begin) -> None:
     assert len(other.faults) == 1
 
 
-def test_telling_never_waits_though_nobody_reads(begin: Begin) -> None:
+def test_sending_never_blocks_without_a_reader(begin: Begin) -> None:
     """The last rank never comes, so nobody listens yet; then windows are left out, and counted."""
     ranks = begin(["", ""], size=3)
     windows = updates(0, rank_client.MAX_WAITING + 50)
@@ -236,7 +236,7 @@ def test_telling_never_waits_though_nobody_reads(begin: Begin) -> None:
         assert rank.over
 
 
-def test_a_rank_that_lags_holds_up_nobody_at_the_end(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_rank_does_not_delay_the_end(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rank is far ahead of one that trains no more but lives."""
     monkeypatch.setattr(rank_server, "MAX_AHEAD", 4)
     first, other = begin(["", ""])
@@ -248,7 +248,7 @@ def test_a_rank_that_lags_holds_up_nobody_at_the_end(begin: Begin, monkeypatch: 
     assert comparison.not_compared == ("ranks were compared up to step 3 only: rank 1 sent nothing more in time",)
 
 
-def test_what_asks_to_stop_reaches_all(begin: Begin) -> None:
+def test_a_stop_request_reaches_all_ranks(begin: Begin) -> None:
     ranks = begin([""] * 3)
     wait_for(lambda: ranks[0].exchange._server is not None and len(ranks[0].exchange._server._connections()) == 2)
     because = StopRequest(title="Gradients differ", step=7)
@@ -276,9 +276,7 @@ def test_a_window_that_cannot_be_written_is_left_out_alone(begin: Begin) -> None
     assert other.exchange.dropped == 1 and other.faults == [] and first.findings[0].step == 10
 
 
-def test_a_fault_in_answering_is_told_once_and_waited_for_by_nobody(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_reply_is_reported_once_and_does_not_block(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = begin(["", ""])
 
     def broken(index: int) -> Window:
@@ -294,7 +292,7 @@ def test_a_fault_in_answering_is_told_once_and_waited_for_by_nobody(
     assert [repr(error) for error in other.faults] == ["KeyError('a mistake of ours')"]
 
 
-def test_strangers_at_the_port_do_not_keep_ranks_apart(begin: Begin) -> None:
+def test_foreign_connections_do_not_disturb_ranks(begin: Begin) -> None:
     first, other = begin(["", ""])
     wait_for(lambda: first.exchange._server is not None)
     port = first.exchange._server._listener.getsockname()[1]  # type: ignore[union-attr]

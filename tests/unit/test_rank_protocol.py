@@ -125,7 +125,7 @@ def test_long_messages_arrive_whole_from_several_threads() -> None:
     [b"", b"\xc1", b"no message", msgspec.msgpack.encode({"type": "Unheard"}), b"\xd9\x02\xff\xfe", b"\x91" * 100_000],
     ids=["empty", "reserved", "text", "unknown", "no unicode", "deep"],
 )
-def test_what_is_garbled_ends_the_line(wire: tuple[socket.socket, Connection], body: bytes) -> None:
+def test_garbled_data_closes_the_connection(wire: tuple[socket.socket, Connection], body: bytes) -> None:
     bare, line = wire
     bare.sendall(struct.pack("!I", len(body)) + body)
     with pytest.raises(OSError, match="not a message of TrainCheck"):
@@ -140,7 +140,7 @@ def test_text_that_is_no_unicode_ends_the_line(wire: tuple[socket.socket, Connec
         line.receive()
 
 
-def test_what_is_too_long_is_not_read(wire: tuple[socket.socket, Connection]) -> None:
+def test_long_messages_are_not_read(wire: tuple[socket.socket, Connection]) -> None:
     bare, line = wire
     bare.sendall(struct.pack("!I", LARGEST + 1))
     with pytest.raises(OSError, match="a message of"):
@@ -150,7 +150,7 @@ def test_what_is_too_long_is_not_read(wire: tuple[socket.socket, Connection]) ->
         line.receive(largest=10)
 
 
-def test_who_says_half_is_waited_for_no_longer_than_asked(wire: tuple[socket.socket, Connection]) -> None:
+def test_an_incomplete_message_times_out(wire: tuple[socket.socket, Connection]) -> None:
     bare, line = wire
     over = threading.Event()
 
@@ -185,7 +185,7 @@ def test_an_end_that_is_gone_is_noticed(wire: tuple[socket.socket, Connection], 
             line.send(WindowDigest(Window(0, 0, "x" * 1000)))
 
 
-def test_who_waits_wakes_when_the_line_is_closed(wire: tuple[socket.socket, Connection]) -> None:
+def test_a_waiting_reader_wakes_when_the_connection_closes(wire: tuple[socket.socket, Connection]) -> None:
     _, line = wire
     raised: list[BaseException] = []
 
@@ -204,7 +204,7 @@ def test_who_waits_wakes_when_the_line_is_closed(wire: tuple[socket.socket, Conn
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "\ud800"], ids=["too large", "too small", "half a character"])
-def test_what_cannot_be_written_is_refused_and_harms_no_other_message(
+def test_unwritable_messages_are_refused_and_harm_no_others(
     wire: tuple[socket.socket, Connection], value: int | str
 ) -> None:
     bare, line = wire

@@ -87,7 +87,7 @@ def framed(message: object) -> bytes:
 
 
 @pytest.mark.parametrize("since", [0, 10], ids=["alike", "apart"])
-def test_it_finds_what_the_files_show(
+def test_live_comparison_matches_the_files(
     tmp_path: Path, rules: list[Invariant], job: Callable[[int], First], since: int
 ) -> None:
     windows = {0: updates(0), 1: updates(1), 2: updates(2, differs_from=since)}
@@ -108,7 +108,7 @@ def test_it_finds_what_the_files_show(
     wait_for(lambda: all(peer.heard[-1:] == [Ended()] for peer in first.peers))
 
 
-def test_a_peer_that_dies_is_told_and_holds_up_nobody(job: Callable[[int], First]) -> None:
+def test_a_dead_peer_is_reported_and_does_not_block(job: Callable[[int], First]) -> None:
     """The others, and the first rank itself, go on to tell far more than is kept for it."""
     first = job(3)
     dying, going_on = first.peer(1), first.peer(2)
@@ -149,7 +149,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["and hangs up", "and waits"])
-def test_strangers_are_let_go_of_and_harm_nobody(
+def test_foreign_connections_are_closed_without_harm(
     job: Callable[[int], First], silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_server, "GREETING", 0.05)
@@ -215,7 +215,7 @@ def test_a_peer_far_ahead_fills_no_memory(job: Callable[[int], First], monkeypat
     assert len(theirs.windows) == 9
 
 
-def test_what_a_peer_keeps_no_more_is_said_after_a_while(job: Callable[[int], First]) -> None:
+def test_windows_dropped_by_a_peer_are_reported(job: Callable[[int], First]) -> None:
     first = job(2)
     peer = first.peer(1, lambda index: None)
     peer.tell(updates(1, differs_from=3), end=True)
@@ -274,7 +274,7 @@ def test_a_peer_that_hangs_in_a_message_does_not_keep_the_reader(job: Callable[[
     stuck.close()
 
 
-def test_telling_ends_where_it_is_given_up(job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sending_ends_after_a_failure(job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rank waits for those behind it, but not when the program is over."""
     monkeypatch.setattr(rank_server, "MAX_AHEAD", 4)
     first = job(2)
@@ -286,7 +286,7 @@ def test_telling_ends_where_it_is_given_up(job: Callable[[int], First], monkeypa
     assert "rank 1 sent nothing more in time" in first.close().not_compared[0]
 
 
-def test_what_a_rank_holds_alone_is_not_kept_for_ever(job: Callable[[int], First]) -> None:
+def test_windows_of_a_single_rank_are_dropped(job: Callable[[int], First]) -> None:
     first = job(2)
     peer = first.peer(1)
     peer.line.send(WindowDigest(lean(updates(1, 500)[-1], EVERYTHING)))
@@ -295,7 +295,7 @@ def test_what_a_rank_holds_alone_is_not_kept_for_ever(job: Callable[[int], First
     assert len(first.rank._own) <= 2 * rank_server.MAX_AHEAD
 
 
-def test_a_fault_in_comparing_is_told_and_stops_nobody(
+def test_a_failing_comparison_is_reported_and_stops_no_rank(
     job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = job(2)
@@ -311,7 +311,7 @@ def test_a_fault_in_comparing_is_told_and_stops_nobody(
     assert first.close().not_compared == ("ranks were compared up to step 0 only: KeyError: 'a mistake of ours'",)
 
 
-def test_all_are_told_to_stop_though_one_is_gone(job: Callable[[int], First]) -> None:
+def test_all_ranks_stop_even_if_one_is_gone(job: Callable[[int], First]) -> None:
     first = job(3)
     gone, there = first.peer(1), first.peer(2)
     wait_for(lambda: all(first.rank._peers[rank].connection for rank in (1, 2)))

@@ -78,7 +78,7 @@ def live(run: RunFolder, book: Book) -> CheckResult:
 
 
 @pytest.mark.parametrize("check", [lambda run, book: check_folder(run.path, book), live], ids=["recorded", "live"])
-def test_of_four_ranks_the_one_that_deviates_is_named(
+def test_the_deviating_rank_of_four_is_named(
     tmp_path: Path, book: Book, check: Callable[[RunFolder, Book], CheckResult]
 ) -> None:
     ranks = {rank: trained(rank, since=7) if rank == 2 else trained(rank) for rank in range(4)}
@@ -95,7 +95,7 @@ def test_of_four_ranks_the_one_that_deviates_is_named(
     assert read_json(tmp_path / "report.json") == report
 
 
-def test_of_two_ranks_that_differ_neither_deviates(tmp_path: Path, book: Book) -> None:
+def test_two_differing_ranks_are_both_named(tmp_path: Path, book: Book) -> None:
     report = check_folder(recorded(tmp_path, {0: trained(0), 1: trained(1, since=5)}, 2).path, book).report
     (divergence,) = report.divergences
     assert (divergence.step, divergence.ranks, divergence.differing.is_minority) == (5, (0, 1), False)
@@ -119,7 +119,7 @@ def test_of_two_ranks_that_differ_neither_deviates(tmp_path: Path, book: Book) -
         ((Subject("train.draw", "ranks"), Property("arguments", "data of result", "all distinct")), "are the same"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_told_in_a_few_words(
+def test_divergences_have_short_descriptions(
     new_invariant: Callable[..., Invariant], rule: tuple[Subject, Property], text: str
 ) -> None:
     subject, prop = rule
@@ -127,7 +127,7 @@ def test_what_is_not_as_it_should_be_is_told_in_a_few_words(
     assert text in difference_text(Violation(violated_rule, 3, 0, 7, 3, "train", 1, None, "", ()))
 
 
-def test_how_each_recording_ended_is_told(tmp_path: Path, book: Book) -> None:
+def test_the_end_of_each_recording_is_reported(tmp_path: Path, book: Book) -> None:
     ranks = {0: trained(0), 1: trained(1, 6), 2: trained(2, 9)}
     killed = msgspec.structs.replace(NOTE, steps=0, windows=0, ended=False)
     full = msgspec.structs.replace(NOTE, not_observed=("trace: OutputError: no space left",))
@@ -144,7 +144,7 @@ def test_how_each_recording_ended_is_told(tmp_path: Path, book: Book) -> None:
     assert check_folder(run.path, book).report.ranks[1].end == GOING
 
 
-def test_how_far_a_killed_rank_came_that_recorded_in_part_is_told_by_its_note(tmp_path: Path, book: Book) -> None:
+def test_the_note_gives_the_last_step_of_a_killed_partial_recording(tmp_path: Path, book: Book) -> None:
     killed = msgspec.structs.replace(NOTE, steps=8, windows=9, watched=8, left_out=2, ended=False)
     report = check_folder(recorded(tmp_path, {0: trained(0), 1: trained(1, 6)}, 2, rank_1=killed).path, book).report
     assert [(state.end, state.steps, state.windows) for state in report.ranks] == [
@@ -175,9 +175,7 @@ def test_the_last_step_of_a_torn_recording(tmp_path: Path) -> None:
     assert last_step(file) == 0
 
 
-def test_what_is_stored_of_a_violation_while_it_trains_is_all_of_it(
-    tmp_path: Path, new_invariant: Callable[..., Invariant]
-) -> None:
+def test_stored_live_violations_are_complete(tmp_path: Path, new_invariant: Callable[..., Invariant]) -> None:
     run = RunFolder.create(tmp_path / "run", Manifest())
     rule = new_invariant()
     checker = LiveChecker([rule], run.path, 7, lambda _: None)
@@ -199,7 +197,7 @@ def test_what_is_stored_of_a_violation_while_it_trains_is_all_of_it(
         ("abcaa", DifferingRanks((1, 2), 5), "ranks 1, 2 differ from ranks 0, 3, 4"),
     ],
 )
-def test_the_majority_tells_who_deviates(values: str, differing: DifferingRanks, words: str) -> None:
+def test_the_majority_decides_which_rank_deviates(values: str, differing: DifferingRanks, words: str) -> None:
     assert (
         ranks_that_differ(list(enumerate(values))) == differing
         and differing_ranks_text(list(enumerate(values))) == words
@@ -207,7 +205,7 @@ def test_the_majority_tells_who_deviates(values: str, differing: DifferingRanks,
     assert differing.is_minority == (len(differing.ranks) * 2 < differing.compared)
 
 
-def test_the_ranks_that_share_what_each_should_have_alone() -> None:
+def test_ranks_with_duplicate_values_are_named() -> None:
     assert ranks_that_share(list(enumerate("abcb"))) == DifferingRanks((1, 3), 4)
 
 

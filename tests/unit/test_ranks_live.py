@@ -73,7 +73,7 @@ def seen(compared: Sequence[RankComparison]) -> list[tuple[int, str, int]]:
     ]
 
 
-def test_what_is_found_live_is_what_is_found_afterwards(tmp_path: Path, rules: list[Invariant]) -> None:
+def test_live_and_offline_findings_agree(tmp_path: Path, rules: list[Invariant]) -> None:
     job, findings = Job(tmp_path), list[Finding]()
     ranks = {0: rank_windows(0), 1: rank_windows(1, since=10)}
     with Follower(job.run, rules, findings.append, pause=0.01) as follower:
@@ -94,9 +94,7 @@ def test_what_is_found_live_is_what_is_found_afterwards(tmp_path: Path, rules: l
 
 
 @pytest.mark.parametrize("since", [0, 280])
-def test_ranks_whose_recordings_lost_their_middle_are_compared_in_what_is_left(
-    tmp_path: Path, rules: list[Invariant], since: int
-) -> None:
+def test_recordings_with_gaps_are_compared_outside_the_gaps(tmp_path: Path, rules: list[Invariant], since: int) -> None:
     job, findings = Job(tmp_path, most=160_000), list[Finding]()
     ranks = {0: rank_windows(0, 300), 1: rank_windows(1, 300, since=since)}
     with Follower(job.run, rules, findings.append, pause=0.01):
@@ -116,7 +114,7 @@ def test_ranks_whose_recordings_lost_their_middle_are_compared_in_what_is_left(
     assert all(len(segments(digest_file(file))) > 1 for file in files)
 
 
-def test_of_a_rank_that_dies_it_is_told_up_to_where_it_was_compared(tmp_path: Path, rules: list[Invariant]) -> None:
+def test_a_dead_rank_reports_its_last_compared_step(tmp_path: Path, rules: list[Invariant]) -> None:
     job = Job(tmp_path)
     with Follower(job.run, rules, lambda _: None, pause=0.01) as follower:
         job.write({0: rank_windows(0), 1: rank_windows(1, steps=5)})
@@ -131,7 +129,7 @@ def test_of_a_rank_that_dies_it_is_told_up_to_where_it_was_compared(tmp_path: Pa
     assert [comparison.not_compared for comparison in recorded] == [comparison.not_compared]
 
 
-def test_a_rank_without_a_recording_is_told(tmp_path: Path, rules: list[Invariant]) -> None:
+def test_a_rank_without_a_recording_is_reported(tmp_path: Path, rules: list[Invariant]) -> None:
     job = Job(tmp_path, size=3)
     with Follower(job.run, rules, lambda _: None, pause=0.01) as follower:
         job.write({0: rank_windows(0), 2: rank_windows(2)})
@@ -193,11 +191,11 @@ def test_windows_are_read_while_they_are_written(tmp_path: Path) -> None:
     ],
     ids=["no launcher", "torchrun", "garbled"],
 )
-def test_the_place_of_a_process_is_told_by_its_launcher(environ: dict[str, str], expected: tuple[object, ...]) -> None:
+def test_the_launcher_gives_the_rank_of_a_process(environ: dict[str, str], expected: tuple[object, ...]) -> None:
     assert tuple(rank_info_of(environ)) == expected
 
 
-def test_jobs_of_one_name_that_follow_one_another_are_told_apart() -> None:
+def test_consecutive_jobs_of_one_name_are_distinguished() -> None:
     """The same port again, or a program that starts its ranks twice; a worker belongs to the process that trains."""
 
     def note(process: int, job: str, *, ended: bool) -> ProcessNote:

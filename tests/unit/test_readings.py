@@ -253,7 +253,7 @@ def test_a_forward_that_raises_leaves_the_next_one_outermost() -> None:
     assert values(of(seen, "module", "training")) == [True] * 5 + [False] * 5
 
 
-def test_readings_of_modules_whose_calls_are_not_observed() -> None:
+def test_readings_of_unobserved_modules_are_recorded() -> None:
     with observing(Demand.of_readings("module.training")) as seen:
         Deep()(torch.ones(2, 3))
     assert {r.call for r in of(seen, "module", "training")} == {NO_CALL}

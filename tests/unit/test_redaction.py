@@ -116,9 +116,7 @@ def test_texts(text: str, redacted: str) -> None:
     assert redaction.text(redacted) == redacted
 
 
-def test_what_the_environment_holds_is_found_wherever_it_turns_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_secrets_of_the_environment_are_redacted_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     secret = "zz9-Plural-Alpha"
     assert redaction.text(f"x{secret}y") == f"x{secret}y"
     before = redaction.renewed()
@@ -133,7 +131,7 @@ def test_what_the_environment_holds_is_found_wherever_it_turns_up(
     assert redaction.renewed() > before
 
 
-def test_what_the_command_line_holds_is_found_wherever_it_turns_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_the_command_line_are_redacted_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "--password", "hunter22", "--tokenizer", "gpt2-xl"])
     assert redaction.text("hunter22 may not use gpt2-xl") == f"{MARK} may not use gpt2-xl"
 
@@ -169,7 +167,7 @@ def test_windows_are_redacted_before_any_stage_sees_them() -> None:
     assert first.readings[2].variable == MARK
 
 
-def test_what_holds_no_secret_stays_the_same_object() -> None:
+def test_objects_without_secrets_stay_identical() -> None:
     (window,) = from_text('window train step=1\n  project app.f args={"n":3} result={"value":"ok"}\n')
     assert WindowRedactor()(window) is window
 

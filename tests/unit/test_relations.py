@@ -127,7 +127,7 @@ window train step=1
     assert Property(CONTAINS_CHANGE, "parameter.data", "changes") in (alone.failed or ())
 
 
-def test_what_no_variable_could_do_is_not_judged() -> None:
+def test_impossible_variables_are_not_judged() -> None:
     steps = windows(clear(before="none"))
     cleared = Property(CONTAINS_CHANGE, "parameter.grad", "is cleared")
     for subject in (Subject(ZERO_GRAD), Subject(ZERO_GRAD, "parameter.grad")):
@@ -266,7 +266,7 @@ def test_a_call_without_effect_keeps_no_rhythm() -> None:
     assert of(APISequence, windows(GOOD, idle, idle), CYCLE) == []
 
 
-def test_a_gap_between_windows_forgets_what_came_before() -> None:
+def test_a_gap_between_windows_resets_state() -> None:
     steps = windows(*[GOOD] * 3)
     assert len(of(APISequence, steps, CYCLE)) == 2
     assert of(APISequence, [steps[0], steps[2]], CYCLE) == []
@@ -297,7 +297,7 @@ def test_apis_as_people_say_them() -> None:
     assert short("train.Trainer.fit") == "train.Trainer.fit"
 
 
-def test_sentences_and_needs_name_what_they_are_about() -> None:
+def test_sentences_and_demands_name_their_subjects() -> None:
     for relation in (EventContain, APISequence):
         instance = relation()
         for window in windows(*[GOOD] * 6):
@@ -320,7 +320,7 @@ def test_the_template_works() -> None:
 MODEL = "torch.nn.Module.forward"
 
 
-def test_what_a_partly_compiled_call_does_not_call_is_no_violation() -> None:
+def test_missing_calls_inside_a_partly_compiled_call_are_no_violation() -> None:
     windows = from_text("""
 window train step=1
   project train.fit
@@ -342,7 +342,7 @@ window train step=1
     assert report.failed is None
 
 
-def test_changes_are_judged_where_they_were_seen_around_what_is_compiled() -> None:
+def test_changes_around_compiled_regions_are_judged() -> None:
     step = f"""
     lifecycle torch.optim.SGD.step < {STEP} receiver=SGD
       region torch.compile

@@ -42,7 +42,7 @@ def fared(root: Tree.Element) -> list[str]:
     return [child.tag for case in root.iter("testcase") for child in case if child.tag != "system-out"]
 
 
-def test_junit_fails_on_what_the_command_fails_on(some_report: Report) -> None:
+def test_junit_fails_on_the_severities_of_fail_on(some_report: Report) -> None:
     root = junit(some_report)
     (suite,) = root
     assert root.attrib == {"name": "TrainCheck", "tests": "3", "failures": "1", "errors": "0", "skipped": "1"}
@@ -97,7 +97,7 @@ def sarif(report: Report) -> dict[str, Any]:
     return document
 
 
-def test_sarif_tells_each_finding(some_report: Report) -> None:
+def test_sarif_contains_each_finding(some_report: Report) -> None:
     (run,) = sarif(some_report)["runs"]
     error, notice = run["results"]
     assert (error["level"], error["ruleId"]) == ("error", "optimizer-changes-nothing")
@@ -117,7 +117,7 @@ def test_sarif_tells_each_finding(some_report: Report) -> None:
     ]
 
 
-def test_sarif_names_the_same_thing_alike_in_every_run(some_report: Report) -> None:
+def test_sarif_ids_are_stable_between_runs(some_report: Report) -> None:
     later = replace(some_report.findings[0], step=9, last_step=11, times=2)
     first, second = (
         sarif(replace(some_report, findings=(finding,)))["runs"][0]["results"][0]
@@ -129,7 +129,7 @@ def test_sarif_names_the_same_thing_alike_in_every_run(some_report: Report) -> N
     assert re.fullmatch(r"[0-9a-f]{8}", slug_of("!!"))
 
 
-def test_sarif_makes_no_links_of_what_strangers_wrote() -> None:
+def test_sarif_escapes_links_in_untrusted_text() -> None:
     messages = [result["message"]["text"].splitlines()[0] for result in sarif(REPORTS["hostile"])["runs"][0]["results"]]
     assert r"\[e\](http://example.com)" in messages[1]
     assert messages[4].endswith(r"{{{{ 7 * 7 }}}} ${{jndi}} \\n.")
@@ -215,7 +215,7 @@ def rendered(text: str) -> Tree.Element:
     return Tree.fromstring(f"<body>{reader.render(text)}</body>")
 
 
-def test_markdown_is_a_table_and_what_to_look_at(some_report: Report) -> None:
+def test_markdown_has_a_table_and_advice(some_report: Report) -> None:
     body = rendered(markdown_of(some_report))
     head, *rows = ["|".join("".join(cell.itertext()) for cell in row) for row in body.iter("tr")]
     assert head == "#|severity|steps|ranks|finding|where"

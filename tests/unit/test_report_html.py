@@ -77,7 +77,7 @@ def test_no_text_of_a_report_becomes_part_of_the_page(
 
 
 @pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200f", "\u200b", "\x1b", "\x00", "\x9b", "\ufeff"])
-def test_what_cannot_be_seen_is_written_out(
+def test_invisible_characters_are_written_out(
     character: str, some_report: Report, new_invariant: Callable[..., Invariant]
 ) -> None:
     page = hostile(f"weight{character}gnp.exe", some_report, new_invariant)
@@ -109,7 +109,7 @@ def test_the_policy_admits_our_own_style_and_script_alone(page: Page) -> None:
         assert f"{kind}-src 'sha256-{digest}'" in policy
 
 
-def test_the_page_tells_all_there_is(page: Page, some_report: Report, judged: list[tuple[Invariant, str]]) -> None:
+def test_the_page_shows_the_whole_report(page: Page, some_report: Report, judged: list[tuple[Invariant, str]]) -> None:
     error = some_report.findings[0]
     parts = [error.title, error.cause, error.expected, error.observed, *error.advice, *error.variables]
     parts += ["project/train.py:42", "1 error and 1 notice in 120 steps, first at step 3", "train.py --lr 1e-3"]
@@ -135,7 +135,7 @@ def test_headings_are_in_order(page: Page) -> None:
     assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
-def test_what_calls_for_attention_comes_first(page: Page) -> None:
+def test_violations_come_first(page: Page) -> None:
     verdicts = [row["data-kind"] for row in page.all("tr") if "data-kind" in row]
     assert verdicts == ["violated", "passed", "never-triggered", "could-not-be-observed"]
 
@@ -158,7 +158,7 @@ def test_the_sink_asks_for_verdicts_at_the_end(
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == html_of(some_report, judged)
 
 
-def test_a_name_that_is_not_unicode_can_be_told(clean_report: Report, tmp_path: Path) -> None:
+def test_a_name_without_unicode_is_shown(clean_report: Report, tmp_path: Path) -> None:
     render_html(replace(clean_report, run={"script": "tr\udce4in.py"}), (), tmp_path / "report.html")
     assert r"tr\udce4in.py" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -184,7 +184,7 @@ def test_lanes_lie_within_the_axis(some_report: Report) -> None:
     assert (drawn.lanes[1].left, drawn.lanes[1].width) == (0, 0)
 
 
-def test_ranks_stand_side_by_side(some_report: Report, clean_report: Report) -> None:
+def test_ranks_are_shown_in_a_table(some_report: Report, clean_report: Report) -> None:
     text = " ".join(" ".join(Page(html_of(some_report, ())).texts).split())
     assert "Ranks Steps Windows Recording Agreement 0 120 650 ended gradients differ since step 5" in text
     assert "1 118 640 killed" in text and "Since step 5, gradients differ between ranks 0, 1" in text

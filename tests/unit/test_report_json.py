@@ -54,7 +54,7 @@ def test_the_document_has_exactly_the_promised_fields(path: Path) -> None:
     assert document["findings"][1]["site"] is None
 
 
-def test_a_report_from_before_ranks_were_told_is_read(some_report: Report, path: Path) -> None:
+def test_a_report_without_ranks_is_read(some_report: Report, path: Path) -> None:
     document = json.loads(path.read_text())
     del document["ranks"], document["partings"], document["findings"][0]["ranks"], document["findings"][0]["compared"]
     del document["findings"][0]["diagnosis"]
@@ -85,7 +85,7 @@ def test_facts_about_the_run_that_json_does_not_know_become_text(clean_report: R
     assert document == {"folder": "runs/one", "loss": None, "3": "three", "seen": ["a"], "name": r"tr\udce4in.py"}
 
 
-def test_a_missing_report_is_told(tmp_path: Path) -> None:
+def test_a_missing_report_is_reported(tmp_path: Path) -> None:
     complaint(tmp_path / "none.json", ReportNotFound)
 
 
@@ -101,7 +101,7 @@ def test_a_missing_report_is_told(tmp_path: Path) -> None:
         (b'{"version": "1"}', "$.version"),
     ],
 )
-def test_a_file_that_is_no_report_is_told_apart(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_file_without_a_report_is_recognised(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "file").write_bytes(content)
     assert reason in complaint(tmp_path / "file")
 

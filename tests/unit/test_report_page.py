@@ -49,7 +49,7 @@ def test_a_curve_breaks_where_a_step_is_missing_and_stays_in_its_drawing() -> No
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_marked_and_not_drawn(odd: float) -> None:
+def test_non_finite_values_are_marked_and_not_drawn(odd: float) -> None:
     drawn = line(Curve("loss", 1, 3, 3, ((1, 0.5), (2, odd), (3, 1.0))))
     assert len(drawn.lost) == 1 and "not finite in 1" in drawn.words and "nan" not in drawn.path
     assert line(Curve("loss", 1, 3, 3, ((1, odd), (2, odd), (3, odd)))).path == ""
@@ -61,14 +61,14 @@ def test_a_curve_of_odd_numbers_can_be_drawn(values: tuple[float, ...]) -> None:
     assert "nan" not in drawn.path and "inf" not in drawn.path
 
 
-def test_only_what_agrees_as_a_whole_looks_so() -> None:
+def test_only_complete_agreement_has_the_full_shade() -> None:
     rows = matrix(Agreement(3, "gradients", ("0", "1"), 1000, ((1000, 999), (999, 1000))))
     assert [[cell.shade for cell in cells] for _, cells in rows] == [[4, 3], [3, 4]]
     (_, (_, none)), _ = matrix(Agreement(3, "gradients", ("0", "1"), 4, ((4, 0), (1, 4))))
     assert none.shade == 0 and none.words == "rank 0 and 1: 0 of 4 the same"
 
 
-def test_what_watching_took_is_told_by_its_parts() -> None:
+def test_cost_is_shown_by_parts() -> None:
     bars = cost_bars(Cost(10, 10, 100.0, {"modules": 2.0, "loaders": 0.0}, {"trace": 4.0}))
     assert [(bar.name, bar.share, bar.width, bar.in_background) for bar in bars] == [
         ("trace", 0.04, 100, True),
@@ -77,7 +77,7 @@ def test_what_watching_took_is_told_by_its_parts() -> None:
     assert cost_bars(None) == () == cost_bars(Cost(0, 0, 0.0, {}, {}))
 
 
-def test_pictures_are_told_in_words_as_well(some_report: Report) -> None:
+def test_pictures_have_text_descriptions(some_report: Report) -> None:
     page = Page(html_of(some_report, (), [sample_details()]))
     drawings = [drawing for drawing in page.all("svg") if drawing.get("aria-hidden") != "true"]
     assert len(drawings) == 3 and all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
@@ -106,7 +106,7 @@ def test_a_finding_is_shown_with_files_pictures_evidence_and_the_command_that_mu
     assert copied == {"finding-1-site", "finding-1-mute"}  # the notice has neither site nor rules
 
 
-def test_a_page_says_what_was_watched_and_at_what_cost(some_report: Report, clean_report: Report) -> None:
+def test_a_page_shows_observed_steps_and_cost(some_report: Report, clean_report: Report) -> None:
     text = Page(html_of(some_report, ())).text
     assert "Watched 44 of 120 steps; this took 0.9% of the run (optimizers 0.4%, " in text
     assert "watching took 0.9% of the run" in text
@@ -128,7 +128,7 @@ def test_findings_of_several_runs_are_lined_up(some_report: Report, clean_report
     assert [row.severity for row in shared([some_report, graver])] == ["error", "error"]
 
 
-def test_several_runs_stand_side_by_side(some_report: Report, clean_report: Report, some_invariants: object) -> None:
+def test_several_runs_are_compared(some_report: Report, clean_report: Report, some_invariants: object) -> None:
     judged = [(rule, PASSED) for rule in some_invariants]  # type: ignore[attr-defined]
     page = Page(
         page_of([PageRun(some_report, judged, [sample_details()], "one"), PageRun(clean_report, judged, (), "two")])
@@ -155,7 +155,7 @@ def test_names_of_runs_do_not_become_part_of_the_page(attack: str, some_report: 
     assert {tag for tag, _ in attacked.elements} <= {tag for tag, _ in fine.elements} | {"wbr"}
 
 
-def test_the_templates_are_files_beside_the_code() -> None:
+def test_the_templates_are_package_files() -> None:
     folder = Path(page_of.__code__.co_filename).parent / "templates"
     assert {path.name for path in folder.iterdir()} == {*TEMPLATES, "report.css", "report.js"}
 
@@ -220,7 +220,7 @@ def test_the_code_of_a_finding_is_on_the_page_if_it_is_as_it_was(folder: Path, s
     assert "loop.py has changed since the run, so its lines are not shown" in page and "alert" not in page
 
 
-def test_runs_have_the_shortest_names_that_tell_them_apart(folder: Path) -> None:
+def test_runs_have_the_shortest_distinct_names(folder: Path) -> None:
     assert names_of([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
     assert names_of([Path("x/a"), Path("y/a")]) == [os.path.join("x", "a"), os.path.join("y", "a")]  # noqa: PTH118
     assert names_of([Path("a"), Path("a")]) == ["a", "a"]

@@ -47,7 +47,7 @@ def test_it_goes_to_stderr(some_report: Report, capsys: pytest.CaptureFixture[st
     assert not captured.out and "1 error and 1 notice" in captured.err
 
 
-def test_a_finding_tells_all_it_knows(some_report: Report) -> None:
+def test_a_finding_shows_all_its_fields(some_report: Report) -> None:
     text = finding_block(some_report.findings[0]).plain
     for part in ("ERROR at step 3 on rank 1", "project/train.py:42 in train_step", "head.weight", "and 2 more"):
         assert part in text
@@ -55,7 +55,7 @@ def test_a_finding_tells_all_it_knows(some_report: Report) -> None:
         assert f"\n  {label} " in text
 
 
-def test_what_a_finding_does_not_know_takes_no_line(some_report: Report) -> None:
+def test_empty_fields_take_no_line(some_report: Report) -> None:
     lines = finding_block(some_report.findings[1]).plain.splitlines()
     assert [line.split()[0] for line in lines] == ["TrainCheck", "expected", "observed"]
 
@@ -89,7 +89,7 @@ def test_a_path_is_never_broken(some_report: Report, tell: Tell) -> None:
     assert f"{file}:7 in step" in text and "/reports/" * 20 + "report.html" in text
 
 
-def test_what_looks_like_markup_or_steers_a_terminal_is_told_as_it_is(some_report: Report, tell: Tell) -> None:
+def test_markup_and_control_characters_are_escaped(some_report: Report, tell: Tell) -> None:
     finding = replace(some_report.findings[0], title="[red]x[/red]\x1b]0;evil\x07", variables=("w\x1b[2J", "a\nb"))
     ranks = job_of(2, job="[b]j\x1b[2J", end="[i]\r", what="[u]\x1b", apart=1)
     text = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",), ranks=ranks, divergences=()))
@@ -106,7 +106,7 @@ def test_a_stream_that_knows_ascii_only_is_written_to(some_report: Report) -> No
     assert b"1 error and 1 notice" in raw.getvalue()
 
 
-def test_counts_and_reasons_are_told(some_report: Report, tell: Tell) -> None:
+def test_counts_and_reasons_are_printed(some_report: Report, tell: Tell) -> None:
     text = " ".join(tell(some_report, ("out/report.html", "out/report.json")).split())
     assert "393 checked (390 passed, 3 violated), 12 never triggered, 7 could not be observed, 2 muted" in text
     assert "120 steps in 1,300 windows of 2 processes; 1 window dropped, and not checked" in text
@@ -154,7 +154,7 @@ def job_of(size: int, **others: Any) -> tuple[RankState, ...]:
     return tuple(states)
 
 
-def test_of_few_ranks_each_has_a_row_and_many_are_folded(some_report: Report, tell: Tell) -> None:
+def test_few_ranks_have_rows_and_many_are_folded(some_report: Report, tell: Tell) -> None:
     assert [row.ranks for row in rank_rows(job_of(4))] == ["0", "1", "2", "3"]
     many = job_of(1024, apart=7, what="gradients differ")
     assert [row.ranks for row in rank_rows(many)] == ["0-1021, 1023", "1022"]
@@ -165,13 +165,13 @@ def test_of_few_ranks_each_has_a_row_and_many_are_folded(some_report: Report, te
     assert "since step 7, gradients differ: rank 1022 of 1,024 deviates" in text
 
 
-def test_what_became_of_a_rank_is_told(some_report: Report, tell: Tell) -> None:
+def test_the_end_of_a_rank_is_printed(some_report: Report, tell: Tell) -> None:
     stopped = {"end": STOPPED, "steps": 20, "recorded": 5, "compared": None}
     text = tell(replace(some_report, ranks=job_of(2, **stopped), divergences=()))
     assert "stopped recording at step 5  not compared" in text and " since step " not in text
 
 
-def test_jobs_are_told_apart_by_what_differs_in_their_names(some_report: Report, tell: Tell) -> None:
+def test_jobs_have_their_distinct_name_parts(some_report: Report, tell: Tell) -> None:
     first, again = (replace(job_of(2)[0], job=f"host-29500-{attempt}") for attempt in (0, 1))
     assert job_names([first]) == {} and job_names([first, again]) == {first.job: "0", again.job: "1"}
     divergence = Divergence(again.job, 2, "batches are the same", (0, 1), 2)
@@ -188,7 +188,7 @@ def test_jobs_are_told_apart_by_what_differs_in_their_names(some_report: Report,
         (Counts(steps=5), "Nothing was checked: no invariant was deployed"),
     ],
 )
-def test_a_run_without_findings_is_called_what_it_is(counts: Counts, line: str) -> None:
+def test_a_run_without_findings_has_the_right_headline(counts: Counts, line: str) -> None:
     assert phrases.headline(Report((), counts)).startswith(line)
 
 
@@ -230,7 +230,7 @@ def test_a_book_as_data_names_things_as_its_lines_do(some_invariants: tuple[Inva
     assert data[0]["precondition"] == [{"fact": "grads", "is_not": "none"}, {"fact": "stage", "is": "train"}]
 
 
-def test_an_empty_selection_is_told(tell: Tell) -> None:
+def test_an_empty_selection_is_reported(tell: Tell) -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(book_view(()))
     assert "No invariant fits." in console.file.getvalue()  # type: ignore[attr-defined]

@@ -101,7 +101,7 @@ def test_the_beginning_the_end_and_pairs_between_are_recorded() -> None:
 
 
 @given(st.integers(1, 400), st.sets(st.integers(1, 400), max_size=4), st.integers(0, 30), st.sets(st.integers(0, 450)))
-def test_what_was_found_is_recorded_with_its_neighbours(
+def test_findings_are_recorded_with_neighbouring_windows(
     steps: int, flagged: set[int], evaluate_every: int, missing: set[int]
 ) -> None:
     windows = [window for window in run(steps, evaluate_every) if window.index not in missing or not window.index]
@@ -133,7 +133,7 @@ def test_memory_is_bounded_whatever_comes(sizes: list[int], flagged: set[int], b
     assert indices == sorted(set(indices))
 
 
-def test_of_large_windows_the_last_one_is_there_in_the_end() -> None:
+def test_the_last_large_window_is_recorded() -> None:
     stretches = Retention(10)
     for index in range(30, 60):
         list(stretches.feed(window(index, index, events=50), begins=True))
@@ -165,7 +165,7 @@ def test_evaluations_before_the_first_step_do_not_fill_the_recording() -> None:
     assert len(record(windows).windows) < 500
 
 
-def test_what_is_told_for_the_first_time_is_recorded() -> None:
+def test_first_events_of_a_kind_are_recorded() -> None:
     windows = run(500)
     windows[250] = window(250, 250, names=("torch.add", "torch.save"))
     class_readings = (Reading(1, -1, "Adam", "optimizer", "class", "Adam"),)
@@ -180,7 +180,7 @@ def test_names_without_end_do_not_have_everything_recorded() -> None:
     assert len(record(windows).windows) < MAX_NEW + SPARSE
 
 
-def test_all_is_recorded_where_that_is_asked_for() -> None:
+def test_record_all_records_everything() -> None:
     stretches, windows = Retention(), run(100)
     for window in windows:
         assert list(stretches.feed(window, begins=False, chosen=True)) == [window] and not stretches.waiting
@@ -188,7 +188,7 @@ def test_all_is_recorded_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 40, 399])
-def test_what_is_found_twice_is_written_once(step: int) -> None:
+def test_overlapping_findings_are_written_once(step: int) -> None:
     recorded = record(run(400), {step, step + 1})
     is_readable(recorded)
     assert len({window.index for window in recorded.windows}) == len(recorded.windows)

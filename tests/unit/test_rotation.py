@@ -78,7 +78,7 @@ def test_each_segment_can_be_read_by_other_tools(tmp_path: Path) -> None:
     assert len(segments(tmp_path / NAME)) > 2
 
 
-def test_where_something_was_found_is_kept(tmp_path: Path) -> None:
+def test_segments_with_findings_are_kept(tmp_path: Path) -> None:
     writer = RotatingWriter(tmp_path, 0, 1, MOST)
     for window in windows(400):
         writer.write(window)
@@ -92,7 +92,7 @@ def test_where_something_was_found_is_kept(tmp_path: Path) -> None:
     assert steps | {step for first, last in removed for step in range(first, last + 1)} == set(range(1, 401))
 
 
-def test_what_is_found_all_the_time_does_not_fill_the_disk(tmp_path: Path) -> None:
+def test_constant_findings_do_not_fill_the_disk(tmp_path: Path) -> None:
     writer = RotatingWriter(tmp_path, 0, 1, MOST)
     for window in windows(400):
         writer.write(window)
@@ -138,7 +138,7 @@ def test_a_recording_is_followed_from_segment_to_segment(tmp_path: Path) -> None
     assert next(following, None) is None
 
 
-def test_who_follows_too_slowly_misses_what_was_removed(tmp_path: Path) -> None:
+def test_a_slow_reader_misses_removed_segments(tmp_path: Path) -> None:
     writer, written = RotatingWriter(tmp_path, 0, 1, MOST), windows(300)
     writer.write(written[0])
     following = follow_windows(tmp_path / NAME, lambda: True, pause=0.01)

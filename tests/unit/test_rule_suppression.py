@@ -66,7 +66,7 @@ def test_a_rule_does_not_cover_itself(make: Rules) -> None:
     assert not reaches(make("f", "x"), make("f", "x"))
 
 
-def test_it_covers_what_rests_on_the_same_programs_or_fewer(make: Rules) -> None:
+def test_a_rule_covers_rules_with_the_same_or_fewer_programs(make: Rules) -> None:
     """Of a program that bore out the one and not the other it is not known whether the other is judged there."""
     of_two, of_one = make("f", "x", origin=("a.py", "b.py")), make("g", "x", origin=("a.py",))
     assert covers(of_two, of_one) and not covers(of_one, of_two)
@@ -85,7 +85,7 @@ def test_a_notice_covers_no_error(make: Rules) -> None:
     assert reaches(notice, error)
 
 
-def test_it_covers_where_it_has_experienced_as_much(make: Rules) -> None:
+def test_a_rule_covers_rules_with_no_wider_experience(make: Rules) -> None:
     narrow, wide = make("f", "x", experience=Precondition(TRAINS)), make("g", "x")
     assert covers(wide, narrow) and not covers(narrow, wide)
     assert covers(narrow, make("g", "x", clauses=TRAINS)), "where the stage is train, it has been"
@@ -100,13 +100,13 @@ def test_the_special_class_follows_from_the_general(make: Rules) -> None:
     assert left([make(STEP, "x"), make(SGD, "x", clauses=TRAINS)]) == {(STEP, "x", "")}
 
 
-def test_what_one_alternative_implies_is_left_out(make: Rules) -> None:
+def test_a_rule_implied_by_one_alternative_is_removed(make: Rules) -> None:
     either = replace(make(STEP, "x"), precondition=Precondition(TRAINS, (EVALUATES,)), id="")
     assert left([either, make(SGD, "x", clauses=EVALUATES)]) == {(STEP, "x", "")}
     assert len(left([either, make(SGD, "x", clauses=(Clause("stage", "setup"),))])) == 2
 
 
-def test_what_is_implied_names_what_implies_it(make: Rules) -> None:
+def test_a_suppressed_rule_names_the_implying_rule(make: Rules) -> None:
     rules = [make(STEP, "x"), make(SGD, "x")]
     kept, implied = suppress(rules, LEVELS, plugins.load("traincheck.relations"))
     assert kept == [rules[0]]
@@ -115,7 +115,7 @@ def test_what_is_implied_names_what_implies_it(make: Rules) -> None:
     ].reason
 
 
-def test_nothing_is_lost_where_nothing_is_implied(make: Rules) -> None:
+def test_rules_without_implications_stay(make: Rules) -> None:
     rules = [make("f", "g"), make("g", "h"), make("k", "h")]
     assert len(left(rules)) == 3
 
@@ -205,7 +205,7 @@ def test_an_order_follows_from_two_others(cycle: Rules) -> None:
     assert implied.by == steps[0] and BACKWARD in implied.reason and steps[1].id in implied.reason
 
 
-def test_of_a_long_chain_the_links_remain(cycle: Rules) -> None:
+def test_a_long_chain_keeps_its_links(cycle: Rules) -> None:
     chain = (ZERO, BACKWARD, UNSCALE, CLIP)
     rules = [cycle(*pair) for pair in itertools.combinations(chain, 2)]
     called = [cycle(api) for api in chain]
@@ -218,7 +218,7 @@ def test_both_orders_are_needed(cycle: Rules) -> None:
     assert dropped([cycle(ZERO, BACKWARD), cycle(CLIP, BACKWARD), cycle(BACKWARD), cycle(ZERO, CLIP)]) == []
 
 
-def test_where_the_call_between_may_be_missing_the_order_is_kept(cycle: Rules) -> None:
+def test_an_order_stays_if_the_middle_call_is_optional(cycle: Rules) -> None:
     """Programs without a gradient scaler never unscale: that clipping comes after the backward is told by itself."""
     orders = [cycle(BACKWARD, UNSCALE), cycle(UNSCALE, CLIP), cycle(BACKWARD, CLIP)]
     assert dropped(orders) == []
@@ -277,7 +277,7 @@ def test_they_have_to_alternate(missing: int, cycle: Rules, new_invariant: Rules
     assert dropped(rules) == []
 
 
-def test_of_two_updates_that_alternate_each_keeps_its_rules(cycle: Rules, new_invariant: Rules) -> None:
+def test_alternating_updates_keep_their_rules(cycle: Rules, new_invariant: Rules) -> None:
     """As those of the two networks of a GAN: whichever was left out for the other, the other would be left out, too."""
     other = "train.Update.step"
     updates = [new_invariant(CHANGES), new_invariant(CHANGES, subject=Subject(other))]
@@ -290,7 +290,7 @@ def test_the_rule_about_the_update_has_to_be_as_severe(cycle: Rules, new_invaria
     assert dropped(rules) == []
 
 
-def test_in_a_program_where_they_do_not_alternate_both_are_told(cycle: Rules, new_invariant: Rules) -> None:
+def test_without_alternation_both_rules_are_reported(cycle: Rules, new_invariant: Rules) -> None:
     """With gradient accumulation there are several backwards to an update."""
     plain, all_of = {"origin": ("a.py",)}, {"origin": ("a.py", "accumulating.py")}
     rules = [
@@ -303,7 +303,7 @@ def test_in_a_program_where_they_do_not_alternate_both_are_told(cycle: Rules, ne
     assert dropped(rules) == []
 
 
-def test_of_a_pipeline_all_of_it_holds_as_well(cycle: Rules, new_invariant: Rules) -> None:
+def test_all_rules_of_a_pipeline_hold(cycle: Rules, new_invariant: Rules) -> None:
     rules = [*alternating(cycle, new_invariant), cycle(BACKWARD), cycle(BACKWARD, api=ZERO)]
     mine: Iterable[Invariant] = [replace(candidate, scope=PIPELINE, origin=("a.py",)) for candidate in rules]
     assert [candidate.subject.api for candidate in dropped(list(mine))] == [ZERO]

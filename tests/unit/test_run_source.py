@@ -8,7 +8,7 @@ from torch import nn
 from observed_process import observing
 
 
-def test_ranks_are_told_once_and_steps_at_the_end() -> None:
+def test_ranks_are_recorded_once_and_steps_at_the_end() -> None:
     with observing() as seen:
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -109,7 +109,7 @@ def test_a_run_is_seen_from_its_beginning_to_its_end(scene: Scene) -> None:
     assert (status.state, status.over, status.exit_code, scene.states()) == (ENDED, True, 0, [ENDED])
 
 
-def test_each_finding_is_told_once_whichever_process_has_it(scene: Scene) -> None:
+def test_each_finding_is_reported_once_across_processes(scene: Scene) -> None:
     error, notice = scene.rules
     scene.beat(0, size=2)
     scene.beat(1, size=2)
@@ -128,7 +128,7 @@ def test_each_finding_is_told_once_whichever_process_has_it(scene: Scene) -> Non
     assert checked is not None and checked.report.verdict == "errors" and len(checked.report.findings) == 2
 
 
-def test_what_is_found_of_several_ranks_is_seen(scene: Scene) -> None:
+def test_findings_about_several_ranks_are_seen(scene: Scene) -> None:
     error, notice = scene.rules
     scene.beat(0, size=2)
     scene.beat(1, size=2)
@@ -143,7 +143,7 @@ def test_what_is_found_of_several_ranks_is_seen(scene: Scene) -> None:
     assert checked is not None and len(checked.report.findings) == 2
 
 
-def test_an_error_that_follows_a_notice_at_once_is_told(new_invariant: NewInvariant) -> None:
+def test_an_error_right_after_a_notice_is_reported(new_invariant: NewInvariant) -> None:
     """They are one finding, of which only the lesser part was told; it used to be held for told."""
     notified: list[Finding] = []
     notifier = Notifier(notified.append)
@@ -182,7 +182,7 @@ def test_only_files_that_have_changed_are_read(scene: Scene, monkeypatch: pytest
     assert read == ["process-3-103.json"]
 
 
-def test_silence_is_told_and_life_again(scene: Scene) -> None:
+def test_silence_and_recovery_are_reported(scene: Scene) -> None:
     for rank in (0, 1):
         scene.beat(rank, size=2)
     scene.look()
@@ -211,7 +211,7 @@ def test_a_run_that_gave_no_sign_for_very_long_is_taken_for_killed(scene: Scene)
     assert (status.state, [rank.state for rank in status.ranks]) == (KILLED, [KILLED, ENDED])
 
 
-def test_what_was_written_long_ago_is_as_old_as_it_is(scene: Scene) -> None:
+def test_the_age_of_an_old_heartbeat_is_kept(scene: Scene) -> None:
     scene.beat()
     (note,) = scene.run.path.glob("process-*")
     os.utime(note, (10**9, 10**9))
@@ -282,7 +282,7 @@ def test_a_note_that_is_taken_back_is_of_no_rank(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x00\xff", b"{", b"[1]", b'{"format": 999}', b'{"format": 1, "rank": "x"}'])
-def test_a_garbled_note_is_named_and_what_it_said_before_holds(scene: Scene, garbage: bytes) -> None:
+def test_a_garbled_note_is_reported_and_its_last_state_stays(scene: Scene, garbage: bytes) -> None:
     scene.beat(0, size=2)
     scene.beat(1, size=2)
     scene.look()
@@ -343,7 +343,7 @@ def test_a_folder_is_waited_for(tmp_path: Path) -> None:
     assert watcher.look().status.state == GOING
 
 
-def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderNotFound):
         Watcher(tmp_path / "file").look()
@@ -351,7 +351,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
         Watcher(tmp_path).look()
 
 
-def test_a_folder_that_is_deleted_ends_it_and_what_was_found_stays(scene: Scene) -> None:
+def test_a_deleted_folder_ends_the_status_and_keeps_findings(scene: Scene) -> None:
     scene.beat()
     scene.fails(scene.rules[0])
     scene.look()

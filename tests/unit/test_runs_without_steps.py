@@ -30,7 +30,7 @@ def note(updates: int | None, *, forwards: int = 0, backwards: int = 0, ended: b
         ),
     ],
 )
-def test_it_is_said_what_was_seen(notes: list[ProcessNote], message: str) -> None:
+def test_the_report_lists_observed_events(notes: list[ProcessNote], message: str) -> None:
     assert untrained_in(notes) == message
 
 
@@ -44,7 +44,7 @@ def test_it_is_said_what_was_seen(notes: list[ProcessNote], message: str) -> Non
         [note(0, forwards=3, ended=False)],  # killed: its last note may be old
     ],
 )
-def test_nothing_is_said_of_a_run_that_trained_or_may_have(notes: list[ProcessNote]) -> None:
+def test_runs_that_may_have_trained_give_no_message(notes: list[ProcessNote]) -> None:
     assert untrained_in(notes) == ""
 
 

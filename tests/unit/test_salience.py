@@ -49,11 +49,11 @@ def test_a_change_of_state_is_enough_and_an_idle_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("kind", [LIFECYCLE, MODULE])
-def test_what_drives_training_is_never_dull(kind: str) -> None:
+def test_training_functions_are_always_salient(kind: str) -> None:
     assert reason_to_skip(CALLS_F, None, [tally(call(0, kind=kind))]) is None
 
 
-def test_of_what_was_never_called_nothing_is_known() -> None:
+def test_uncalled_functions_have_no_salience() -> None:
     """A change of a variable is the object of a property, too, and no call."""
     assert reason_to_skip(Property("contains change", "parameter.data", "changes"), None, [tally(call(0))]) is None
     assert reason_to_skip(CALLS_F, None, []) is None

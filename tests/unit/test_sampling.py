@@ -12,7 +12,7 @@ from traincheck.runtime.recording.sampling import Sampling, in_sample
 from traincheck.vocab.events import EVAL, SETUP, TRAIN
 
 
-def test_all_steps_are_watched_where_nothing_is_asked() -> None:
+def test_all_steps_are_watched_by_default() -> None:
     sampling = Sampling()
     assert sampling.interval == 1 and all(map(sampling.watches, range(1, 100)))
 
@@ -46,7 +46,7 @@ def test_closer_watches_each_of_the_next_steps() -> None:
         ({"budget": float("nan")}, "budget"),
     ],
 )
-def test_what_means_nothing_is_refused(given: dict[str, float], named: str) -> None:
+def test_meaningless_options_are_refused(given: dict[str, float], named: str) -> None:
     sampling = Sampling(5)
     with pytest.raises(BadOption, match=f"{named} was given"):
         sampling.set(**given)  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def test_a_slow_step_now_and_then_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("row", [1, 2, 5, 40])
-def test_the_thread_beside_counts_as_ours_also_where_it_works_off_several_windows_in_a_row(row: int) -> None:
+def test_the_background_thread_counts_as_ours_for_batches(row: int) -> None:
     windows = itertools.count(1)
 
     def background() -> tuple[float, int]:

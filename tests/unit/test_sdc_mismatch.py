@@ -32,7 +32,7 @@ def test_one_bit_is_a_difference_in_every_type(dtype: torch.dtype) -> None:
     assert Mismatch().add(torch.zeros(1, dtype=dtype), -torch.zeros(1, dtype=dtype))
 
 
-def test_what_is_not_finite_is_counted_and_not_averaged() -> None:
+def test_non_finite_values_are_counted_and_not_averaged() -> None:
     mismatch = Mismatch()
     mismatch.add(torch.tensor([1.0, 1.0, 1.0, math.inf]), torch.tensor([math.nan, math.inf, 1.5, 1.0]))
     assert (mismatch.different, mismatch.broken, mismatch.rated, mismatch.severity) == (4, 2, 1, 0.5)

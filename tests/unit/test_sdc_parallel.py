@@ -63,7 +63,7 @@ def test_a_host_of_one_rank_has_the_whole_workload() -> None:
         ("own_parts.py:whole", 2, "own_parts.py:whole has no method tensor_parallel(host); leave the option out"),
     ],
 )
-def test_what_cannot_be_split_is_reported(home: Path, named: str, size: int, message: str) -> None:
+def test_indivisible_sizes_are_reported(home: Path, named: str, size: int, message: str) -> None:
     with pytest.raises(BadOption) as error:
         load_workload(named, 0, CPU, Host(0, size))
     assert "--tensor-parallel" in str(error.value) and message in str(error.value)

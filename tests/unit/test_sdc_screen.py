@@ -62,7 +62,7 @@ def test_over_time() -> None:
     assert verdicts(rounds(GOOD, ODD, undetermined=("cumsum",)))[0][0] == "undecided"
 
 
-def test_against_what_is_known() -> None:
+def test_known_fingerprints_decide() -> None:
     reference = ReferenceFingerprints({}, SOFTWARE, GOOD)
     assert verdicts(rounds(GOOD, GOOD), reference=reference) == [("clean", [])]
     assert verdicts(rounds(ODD, ODD), reference=reference) == [("corrupt", [("b", REFERENCE, 1)])]
@@ -161,7 +161,7 @@ def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("settled_again")
-def test_what_a_workload_raises_is_reported_with_its_line(tmp_path: Path) -> None:
+def test_workload_errors_are_reported_with_their_line(tmp_path: Path) -> None:
     (tmp_path / "raises_here.py").write_text(
         "from traincheck.sdc.workload.workload import load_workload\n"
         "def workload(seed, device):\n"

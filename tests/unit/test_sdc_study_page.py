@@ -38,7 +38,7 @@ def test_a_linear_axis_has_round_numbers() -> None:
     assert heights(drawn.lines[0].path)[0] == TOP and heights(drawn.lines[0].path)[-1] == BOTTOM
 
 
-def test_what_is_not_finite_breaks_the_line_and_is_marked() -> None:
+def test_non_finite_values_break_the_line_and_are_marked() -> None:
     drawn = plot("loss", [1, 2, 3, 4, 5], [("x", 0, [1.0, 2.0, None, 3.0, 4.0])])
     (line,) = drawn.lines
     assert line.path.count("M") == 2 and line.path.count("L") == 2 and line.lost == (50.0,) and drawn.lost == 1
@@ -55,7 +55,7 @@ def test_odd_numbers_can_be_drawn(values: list[float | None], logarithmic: bool)
     assert len({tick.at for tick in drawn.ticks}) == len(drawn.ticks) <= 8
 
 
-def test_of_a_long_series_the_extremes_are_drawn() -> None:
+def test_a_long_series_keeps_its_extremes() -> None:
     values: list[float | None] = [math.sin(step / 1000) for step in range(100_000)]
     values[40_000], values[50_000] = 9.0, None
     drawn = plot("x", list(range(1, 100_001)), [("x", 0, values)])
@@ -163,7 +163,7 @@ def changed(**parts: Any) -> str:
         (changed(seed=10**400), "seed is not a whole number"),
     ],
 )
-def test_what_is_no_study_is_reported(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_file_without_a_study_is_reported(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "study.json"
     path.write_text(text)
     with pytest.raises(StudyUnreadable) as error:

@@ -83,7 +83,7 @@ def test_the_same_weights_give_the_same_losses_gradients_and_updates_as_in_torch
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp64", 1e-7), ("bf16", 1e-2)])
-def test_so_they_do_in_other_types(dtype: str, tolerance: float, wide: None) -> None:
+def test_other_dtypes_agree_too(dtype: str, tolerance: float, wide: None) -> None:
     in_torch, in_jax = TorchTraining(drawn(dtype)), XlaWorkload(drawn(dtype)).begin()
     losses = [float(training.forward(training.batch(1)).detach()) for training in (in_torch, in_jax)]
     assert losses[1] == pytest.approx(losses[0], rel=tolerance)
@@ -112,9 +112,7 @@ KINDS = [Fault("bitflip", bit=20), Fault("stuck", bit="sign"), Fault("scale", fa
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda fault: fault.kind)
 @pytest.mark.parametrize("site", ["forward", "backward", "gradient", "optimizer"])
-def test_a_fault_of_each_kind_and_site_hits_what_it_hits_in_torch(
-    compiled: XlaWorkload, site: str, kind: Fault
-) -> None:
+def test_each_fault_hits_the_same_elements_as_in_torch(compiled: XlaWorkload, site: str, kind: Fault) -> None:
     pattern = "layers.*weight" if site in ("gradient", "optimizer") else "*.attention"
     text = kind.text.replace("forward:*", f"{site}:{pattern}") + ",elements=5,chance=0.4,seed=3"
     fault = Fault(**{**vars(kind), "site": site, "pattern": pattern, "elements": 5, "chance": 0.4, "seed": 3})
@@ -128,7 +126,7 @@ def test_a_fault_of_each_kind_and_site_hits_what_it_hits_in_torch(
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_what_is_looked_at_is_what_the_fault_left_and_can_be_replaced(compiled: XlaWorkload, direction: str) -> None:
+def test_faulty_values_can_be_read_and_replaced(compiled: XlaWorkload, direction: str) -> None:
     def seen_in(training: XlaTraining, other: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         values: dict[str, torch.Tensor] = {}
 
@@ -198,7 +196,7 @@ def test_values_go_to_jax_and_back_bit_by_bit(dtype: torch.dtype) -> None:
     assert as_array(torch.arange(3)).dtype == "int32"
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_user_settings_stay() -> None:
     assert variables(1, "cpu", {}) == {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
     assert variables(2, "cpu", {}) == {"NPROC": "2"}
     given = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=false --xla_dump_to=x"}
@@ -227,7 +225,7 @@ def test_a_device_that_jax_has_not_got(device: str, part: str, monkeypatch: pyte
         ("decoder-tiny", Fault(site="communication"), "one of forward, backward, gradient, optimizer"),
     ],
 )
-def test_what_torch_alone_has(workload: str, fault: Fault | None, part: str) -> None:
+def test_torch_only_options_are_refused(workload: str, fault: Fault | None, part: str) -> None:
     check_executable("torch", workload, [fault] if fault else [])
     with pytest.raises(BadOption) as error:
         check_executable("xla", workload, [fault] if fault else [])

@@ -41,7 +41,7 @@ def test_a_muted_rule_is_not_deployed(new_invariant: Rules) -> None:
         assert deployable([new_invariant(scope=scope, origin=("a.py",), mute="we clear them by hand")], "a.py") == ()
 
 
-def test_of_a_book_the_rest_stays_in_its_order(new_invariant: Rules) -> None:
+def test_unselected_rules_keep_their_order(new_invariant: Rules) -> None:
     rules = [
         new_invariant(Property("p", name), scope=PIPELINE, origin=(f"{name[0]}.py",)) for name in ("b1", "a", "b2")
     ]

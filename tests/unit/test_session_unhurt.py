@@ -75,7 +75,7 @@ PARTS: dict[str, tuple[Callable[[], AbstractContextManager[None]], str]] = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_fails_is_told_and_training_is_the_same(
+def test_a_failing_part_is_reported_and_training_is_unchanged(
     part: str, tmp_path: Path, book: Path, expected: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fails, name = PARTS[part]
@@ -95,9 +95,7 @@ def without_random(state: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in state.items() if not name.startswith("random")}
 
 
-def test_a_note_that_cannot_be_written_is_told(
-    tmp_path: Path, expected: object, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_note_is_reported(tmp_path: Path, expected: object, capsys: pytest.CaptureFixture[str]) -> None:
     refused = traincheck.observe(tmp_path / "run")
     with faults.failing_at(RunFolder, "write_note", MemoryError), pytest.raises(MemoryError):
         refused.__enter__()
@@ -235,7 +233,7 @@ def test_observing_again_and_again_leaves_nothing(tmp_path: Path, book: Path) ->
     assert [recorder() for recorder in recorders] == [None, None, None]
 
 
-def test_nothing_is_left_where_it_cannot_begin(tmp_path: Path) -> None:
+def test_a_failed_start_leaves_no_traces(tmp_path: Path) -> None:
     before, refused = process_state(), traincheck.observe(tmp_path / "run")
     with faults.failing_at(ModuleSource, "attach", KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         refused.__enter__()
@@ -243,7 +241,7 @@ def test_nothing_is_left_where_it_cannot_begin(tmp_path: Path) -> None:
     assert sessions.current is None
 
 
-def test_hooks_stay_at_the_exit_beside_a_thread_that_trains_on(tmp_path: Path) -> None:
+def test_hooks_stay_at_the_exit_if_another_thread_trains(tmp_path: Path) -> None:
     """To take them away would break what the thread is going through; they do nothing any more."""
     over = threading.Event()
     trains = threading.Thread(target=over.wait)

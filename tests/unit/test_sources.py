@@ -276,7 +276,7 @@ DEMANDS = {
 
 
 @pytest.mark.parametrize("name", DEMANDS)
-def test_only_what_is_demanded_is_recorded(name: str) -> None:
+def test_only_demanded_events_are_recorded(name: str) -> None:
     demand = DEMANDS[name]
     with observing(demand) as seen:
         everything_happens()

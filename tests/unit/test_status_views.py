@@ -41,7 +41,7 @@ def plain() -> tuple[PlainLines, io.StringIO, Clock]:
     return PlainLines(Console(file=text, width=100, highlight=False), clock), text, clock
 
 
-def test_a_line_says_how_the_run_fares() -> None:
+def test_a_line_shows_the_status_of_the_run() -> None:
     assert status_phrases.line(RunStatus("runs/x")) == "runs/x is not there yet, or empty"
     assert status_phrases.line(replace(STATUS, ranks=())) == "no training was seen yet"
     assert status_phrases.line(STATUS) == (
@@ -53,7 +53,7 @@ def test_a_line_says_how_the_run_fares() -> None:
     assert "recorded, not checked" in status_phrases.line(replace(STATUS, mode="collect", rules=0))
 
 
-def test_ends_are_told_apart() -> None:
+def test_ends_are_distinguished() -> None:
     def ending(**changes: object) -> str:
         return status_phrases.ending(replace(STATUS, **changes))  # type: ignore[arg-type]
 

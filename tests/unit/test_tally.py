@@ -34,7 +34,7 @@ def test_a_step_on_two_ranks_is_one_training_step() -> None:
     assert (first.steps, first.windows, second.steps, second.windows) == (8, 8, 8, 16)
 
 
-def test_of_unequal_ranks_the_one_that_saw_most_is_believed() -> None:
+def test_the_rank_with_most_windows_counts() -> None:
     short, long = Tally("a.py", ""), Tally("a.py", "")
     tally_windows(training(3), short)
     tally_windows(training(8, rank=1), long)
@@ -43,7 +43,7 @@ def test_of_unequal_ranks_the_one_that_saw_most_is_believed() -> None:
     assert (count.held, count.windows, short.steps) == (11, 8, 8)
 
 
-def test_what_is_merged_stays_as_it_was() -> None:
+def test_merging_does_not_change_its_inputs() -> None:
     part, whole = Tally("a.py", ""), Tally("a.py", "")
     tally_windows(training(4), part)
     whole.merge(part)
@@ -86,7 +86,7 @@ def count_of(tally: Tally, prop: Property = X) -> Count:
     return count
 
 
-def test_a_sketch_tells_the_distinct_windows_of_several_processes() -> None:
+def test_a_sketch_counts_distinct_windows_of_several_processes() -> None:
     """Windows 0 to 3 and 2 to 6 are seven; of the counts alone it is known that they are five at the least."""
     first, second = seen_in(0, 1, 2, 3), seen_in(2, 3, 4, 5, 6)
     first.merge(second)
@@ -94,7 +94,7 @@ def test_a_sketch_tells_the_distinct_windows_of_several_processes() -> None:
     assert count_of(first).windows == 7 and count_of(first).seen == 0b1111111
 
 
-def test_of_more_windows_than_a_sketch_has_bits_the_count_is_believed() -> None:
+def test_a_full_sketch_falls_back_to_the_count() -> None:
     long = seen_in(*range(3 * SKETCH))
     assert count_of(long).windows == 3 * SKETCH
     assert count_of(long).seen == (1 << SKETCH) - 1
@@ -121,7 +121,7 @@ def test_in_a_closed_world_a_window_without_the_property_is_missed() -> None:
     assert count_of(tally, Y).failed == 4 and count_of(tally, Y).missed == 0b1011
 
 
-def test_equal_contexts_of_two_processes_are_told_by_one_of_them() -> None:
+def test_equal_contexts_of_two_processes_count_once() -> None:
     first, second = Tally("a.py", ""), Tally("a.py", "")
     first.add_occasions("R", [Occasion(F, facts(a=True), {X}, set(), 0)], 0)
     second.add_occasions("R", [Occasion(F, facts(a=1), {X}, set(), 0)], 0)
@@ -135,7 +135,7 @@ def test_equal_contexts_of_two_processes_are_told_by_one_of_them() -> None:
     assert contexts[0] == contexts[1] and "held=2" in contexts[0]
 
 
-def test_arguments_are_told_apart_by_type_and_forgotten_beyond_a_few() -> None:
+def test_arguments_are_distinguished_by_type_and_limited() -> None:
     tally = Tally("a.py", "")
     given = [True, 1, 1.0, "1", None, *range(100, 120)]
     calls = tuple(
@@ -154,7 +154,7 @@ def test_an_argument_is_known_under_the_most_general_name_too() -> None:
     assert tally.arguments == {("g.f", "x"): {"1"}, ("f", "x"): {"1"}}
 
 
-def test_arranged_it_depends_on_what_was_counted_alone() -> None:
+def test_a_sorted_tally_depends_on_its_counts_only() -> None:
     occasions = [Occasion(Subject(name), facts(a=value), {X, Y}, None, 0) for name in "gf" for value in (2, None, "x")]
     first, second = Tally("a.py", ""), Tally("a.py", "")
     first.add_occasions("R", occasions, 0)

@@ -60,7 +60,7 @@ def test_sketches_of_windows_are_kept(file: Path) -> None:
     assert 0xFF in seen
 
 
-def test_what_an_older_version_wrote_has_no_sketches(file: Path) -> None:
+def test_files_of_older_versions_have_no_sketches(file: Path) -> None:
     def older(lines: list[dict[str, Any]]) -> None:
         lines[0]["format"] = 1
         for line in lines[1:]:
@@ -175,13 +175,13 @@ CHANGES: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_does_not_fit_together_is_told(name: str, file: Path) -> None:
+def test_inconsistent_files_are_reported(name: str, file: Path) -> None:
     edited(file, CHANGES[name])
     with pytest.raises(TallyUnreadable, match=r"line [0-9]+"):
         read_tallies(file)
 
 
-def test_what_zlib_says_of_its_own_files_is_stable() -> None:
+def test_zlib_output_is_stable() -> None:
     """No time and no name of a file in the wrapper, or equal tallies would differ."""
     packer = zlib.compressobj(wbits=31)
     assert (packer.compress(b"x") + packer.flush())[3:8] == bytes(5)

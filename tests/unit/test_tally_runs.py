@@ -77,7 +77,7 @@ def test_a_repetition_of_the_same_program_is_another_run(sources: list[Path]) ->
     assert len(gather(sources[1:]).tallies) == 2
 
 
-def test_what_is_wrong_with_one_source_comes_out_at_once(sources: list[Path], folder: Path) -> None:
+def test_an_error_in_one_source_is_raised_at_once(sources: list[Path], folder: Path) -> None:
     read: list[str] = []
     with pytest.raises(RunFolderNotFound):
         gather([*sources, Path("absent")], lambda activity, done, total: read.append(activity))

@@ -40,7 +40,7 @@ def test_windows_of_the_same_part_of_the_run_go_together() -> None:
     ]
 
 
-def test_what_one_rank_alone_has_is_left_out() -> None:
+def test_windows_of_a_single_rank_are_skipped() -> None:
     assert pairs("setup 0, train 1, eval 1, train 2, eval 2, eval 2, end 2", "setup 0, train 1, train 2, eval 2") == [
         ("setup 0", "0", "0"),
         ("train 1", "1", "1"),
@@ -82,7 +82,7 @@ def test_one_rank_is_aligned_with_itself_and_none_with_nothing() -> None:
     assert pairs(lines, "train 9") == []
 
 
-def test_streams_are_read_as_they_are_asked_for() -> None:
+def test_streams_are_read_lazily() -> None:
     read = [0, 0]
 
     def stream(number: int, every: int) -> Iterator[Window]:
@@ -95,7 +95,7 @@ def test_streams_are_read_as_they_are_asked_for() -> None:
     assert read == [401, 5]
 
 
-def test_a_run_folder_gives_what_is_to_be_aligned(tmp_path: Path) -> None:
+def test_a_run_folder_gives_the_streams_to_align(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", Manifest())
     steps = from_text("window setup\nwindow train step=1\nwindow end step=1")
     for number, process, windows in ((0, 1, steps[:1]), (0, 5, steps), (1, 6, steps)):

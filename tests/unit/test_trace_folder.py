@@ -44,7 +44,7 @@ def write_windows(run: RunFolder, rank: int, process: int, windows: Sequence[Win
             writer.write(window)
 
 
-def test_a_new_folder_says_what_it_is_of(run: RunFolder) -> None:
+def test_a_new_folder_has_a_manifest(run: RunFolder) -> None:
     assert run.manifest == MANIFEST
     assert RunFolder.open(run.path).manifest == MANIFEST
     stored = json.loads((run.path / "run.json").read_text())
@@ -87,7 +87,7 @@ def test_a_folder_without_permission_is_reported(tmp_path: Path, monkeypatch: py
         RunFolder.open(tmp_path)
 
 
-def test_opening_what_is_no_run_folder_is_reported(tmp_path: Path) -> None:
+def test_opening_another_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunFolderNotFound):
         RunFolder.open(tmp_path / "nowhere")
     (tmp_path / "file").touch()
@@ -116,7 +116,7 @@ def test_update_changes_fields_as_a_whole(run: RunFolder) -> None:
     assert [entry.name for entry in run.path.iterdir()] == ["run.json"]
 
 
-def test_an_update_that_fails_leaves_what_was(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_update_leaves_the_old_manifest(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Path, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
@@ -184,7 +184,7 @@ def test_the_process_that_trains_is_found_for_each_rank(run: RunFolder) -> None:
     assert run.jobs() == (Job("", 2, {0: run.path / "events-0-2.arrows", 1: run.path / "events-1-3.arrows"}),)
 
 
-def test_of_two_processes_with_as_many_windows_the_one_that_saw_more_trains(run: RunFolder) -> None:
+def test_of_equal_processes_the_one_with_more_events_trains(run: RunFolder) -> None:
     idle, busy = from_text("window setup\nwindow setup\n  function torch.manual_seed site=train.py:1:main")
     for process, window in ((1, idle), (2, busy), (3, idle)):
         write_windows(run, 0, process, [window])
@@ -214,7 +214,7 @@ def test_a_note_of_a_rank_that_was_not_known_yet_is_withdrawn(run: RunFolder) ->
     assert run.notes() == ()
 
 
-def test_processes_are_asked_to_stop_by_a_file(run: RunFolder) -> None:
+def test_a_file_requests_processes_to_stop(run: RunFolder) -> None:
     assert run.stop_request() is None
     run.request_stop("Ranks go apart", 12)
     assert run.stop_request() == StopRequest(title="Ranks go apart", step=12)

@@ -74,7 +74,7 @@ def test_a_tail_of_zeros_as_a_power_cut_leaves_it_is_no_error(tmp_path: Path) ->
     assert list(read_windows(path)) == windows[:2]
 
 
-def test_windows_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_windows_are_built_lazily(tmp_path: Path) -> None:
     windows = from_text(TRACE)
     path, sizes = write(tmp_path, windows)
     path.write_bytes(path.read_bytes()[: sizes[1]] + b"\xff" * 4 + b"garbled and much more" * 99)

@@ -127,7 +127,7 @@ window train step=1
     ]
 
 
-def test_values_of_readings_are_kept_apart(tmp_path: Path) -> None:
+def test_reading_values_keep_their_types(tmp_path: Path) -> None:
     values: tuple[FactValue, ...] = (True, 1, 1.0, False, 0, 0.0, -0.0, None, "1", "", -1, 2**64, float("-inf"), True)
     readings = tuple(Reading(n, NO_CALL, "x", "run", "data", value) for n, value in enumerate(values))
     readings += tuple(reading._replace(attribute="steps") for reading in readings)
@@ -179,7 +179,7 @@ def test_batches_of_varying_length_bring_one_entry_for_each_length(tmp_path: Pat
     assert max(entries) <= 91
 
 
-def test_equal_numbers_of_different_kinds_are_kept_apart(tmp_path: Path) -> None:
+def test_equal_numbers_of_different_types_stay_distinct(tmp_path: Path) -> None:
     values = (True, 1, 1.0, False, 0, 0.0, -0.0, True)
     calls = tuple(Call(n, n, -1, "function", ("f",), args=(("x", value),)) for n, value in enumerate(values))
     with TraceWriter(tmp_path, 0, 0) as writer:
@@ -214,7 +214,7 @@ def test_text_that_is_no_unicode_is_escaped_in_tensors_and_readings(tmp_path: Pa
     assert window.readings == (Reading(2, NO_CALL, escaped, escaped, escaped, escaped, escaped, ((escaped, escaped),)),)
 
 
-def test_dictionaries_start_anew_before_they_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dictionaries_restart_before_they_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "ENTRIES_KEPT", 20)
     windows = [
         Window(w, w, "train", tuple(Call(n, n, -1, "function", ("f",), args=(("norm", w * 7 + n),)) for n in range(9)))
@@ -242,7 +242,7 @@ def test_a_dictionary_is_written_once(tmp_path: Path, windows: list[Window]) -> 
     assert sizes[0] > sizes[1] == sizes[2] == sizes[3]
 
 
-def test_what_was_written_can_be_read_while_the_process_runs(tmp_path: Path, windows: list[Window]) -> None:
+def test_windows_can_be_read_while_the_process_runs(tmp_path: Path, windows: list[Window]) -> None:
     writer = TraceWriter(tmp_path, 0, 0)
     for count, window in enumerate(windows, 1):
         writer.write(window)
@@ -283,7 +283,7 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path, windows: list[Wind
     assert list(read_windows(writer.path)) == windows[:2]
 
 
-def test_a_full_disk_is_reported_and_nothing_follows_what_was_half_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_ends_the_file(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     program = f"""
 import resource
@@ -352,7 +352,7 @@ def test_a_closed_writer_refuses(tmp_path: Path, windows: list[Window]) -> None:
 
 
 @pytest.mark.parametrize("values", [(), ("",), ("a", "", "ä€😀", "torch.nn.Linear")])
-def test_texts_are_what_arrow_would_make_of_them(values: tuple[str, ...]) -> None:
+def test_texts_match_arrow(values: tuple[str, ...]) -> None:
     made = columns.texts(values)
     made.validate(full=True)
     assert made.equals(pa.array(values, pa.utf8()))

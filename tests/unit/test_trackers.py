@@ -109,7 +109,7 @@ def followed(project: Path, kind: str, report: Report, messages: list[str]) -> f
     return taken
 
 
-def test_what_is_told_arrives_whole_and_in_order(project: Path, some_report: Report) -> None:
+def test_messages_arrive_complete_and_in_order(project: Path, some_report: Report) -> None:
     messages: list[str] = []
     hostile = replace(some_report.findings[0], title="a \ud800 \n b")
     followed(project, "Noted", replace(some_report, findings=(hostile, *some_report.findings[1:])), messages)
@@ -132,7 +132,7 @@ def test_what_is_told_arrives_whole_and_in_order(project: Path, some_report: Rep
         ("Missing", "AttributeError: module 'noted' has no attribute 'Missing'"),
     ],
 )
-def test_trouble_is_told_once(project: Path, some_report: Report, kind: str, reason: str) -> None:
+def test_trouble_is_reported_once(project: Path, some_report: Report, kind: str, reason: str) -> None:
     messages: list[str] = []
     assert followed(project, kind, some_report, messages) < 1
     assert [message for message in messages if "tracked by" not in message] == [
@@ -172,7 +172,9 @@ def config(project: Path, *words: str) -> Config:
     return load({"trackers": words}, {}, project)
 
 
-def test_a_missing_library_is_told_politely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nowhere_installed").mkdir()  # as wandb leaves a folder `wandb`
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -180,7 +182,7 @@ def test_a_missing_library_is_told_politely(tmp_path: Path, monkeypatch: pytest.
         needs("wandb", "nowhere_installed")
 
 
-def test_what_cannot_be_is_told_before_the_program_starts(
+def test_impossible_trackers_are_reported_before_the_program_starts(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINCHECK_PACKS", "shipped")
@@ -264,7 +266,7 @@ def test_a_broken_promise_is_reported_with_its_cure(name: str, tmp_path: Path) -
     assert str(raised.value).endswith(".")
 
 
-def test_a_run_whose_command_was_killed_is_closed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_killed_command_is_closed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(project))
     answers: list[bytes] = []
     lines = [b'{"kind":"open","run":{"script":"train.py"}}\n', b"garbled\n"]
@@ -274,7 +276,7 @@ def test_a_run_whose_command_was_killed_is_closed(project: Path, monkeypatch: py
     assert noted(project)[-1] == ["close", None, []]
 
 
-def test_what_could_not_be_opened_is_not_closed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_failed_to_open_is_not_closed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(project))
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     answers: list[bytes] = []

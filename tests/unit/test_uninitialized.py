@@ -80,13 +80,13 @@ def occasions_after(prepare: Callable[[nn.Module], None], monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("prepare", [reset_all, write_through_data, load, assign, zero_all])
-def test_what_was_written_is_not_reported(
+def test_initialised_parameters_are_not_reported(
     prepare: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert occasions_after(prepare, monkeypatch) == []
 
 
-def test_what_was_not_written_is_reported_once_with_the_call_of_to_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninitialised_parameters_are_reported_once_with_the_to_empty_call(monkeypatch: pytest.MonkeyPatch) -> None:
     (occasion,) = occasions_after(reset_the_norm, monkeypatch)
     assert occasion.variables == ("Block.inner.weight", "Block.inner.bias")
     assert "test_uninitialized.py" in occasion.site and occasion.failed

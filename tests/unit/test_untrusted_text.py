@@ -86,7 +86,7 @@ def test_a_book_is_shown_as_it_is(book: Path, capsys: pytest.CaptureFixture[str]
     shown(capsys, "diff", str(book), str(book), *more)
 
 
-def test_what_commands_do_to_a_book_is_told_as_it_is(
+def test_book_commands_escape_untrusted_text(
     book: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], new_invariant: Callable[..., Invariant]
 ) -> None:
     other = tmp_path / "other.jsonl"
@@ -106,7 +106,7 @@ def test_a_run_is_shown_as_it_is(run: Path, capsys: pytest.CaptureFixture[str], 
     shown(capsys, "check", str(run), "--book", str(run / BOOK_FILE), *more)
 
 
-def test_a_run_is_watched_and_asked_as_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_and_ctl_escape_untrusted_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunFolder(run).update(ended="now")
     text = shown(capsys, "watch", str(run))
     assert "title" in text
@@ -139,7 +139,7 @@ def test_a_line_and_lines_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines("träin تدريب") == "träin تدريب"
 
 
-def test_json_means_the_same_with_what_cannot_be_seen_escaped() -> None:
+def test_escaped_json_has_the_same_meaning() -> None:
     text = STEERING + "träin \u2028 \U0001f600 \ufeff"
     escaped = json_text(json.dumps({"x": text}, ensure_ascii=False))
     assert json.loads(escaped) == {"x": text}

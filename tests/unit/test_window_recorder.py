@@ -66,7 +66,7 @@ def test_the_first_steps_are_there_at_once_and_the_last_at_the_end(tmp_path: Pat
 
 
 @pytest.mark.parametrize("behind", [0, 3, 40])
-def test_what_is_found_is_on_disk_when_its_window_was_fed(behind: int, tmp_path: Path) -> None:
+def test_findings_are_on_disk_when_their_window_is_written(behind: int, tmp_path: Path) -> None:
     run = Run(tmp_path, behind=behind)
     run.train(300)
     run.at += 1
@@ -81,7 +81,7 @@ def test_what_is_found_is_on_disk_when_its_window_was_fed(behind: int, tmp_path:
     assert {step - 1 for step in behind_a_gap} <= set(run.restarts), "they begin where all was told anew"
 
 
-def test_all_is_told_anew_in_the_same_steps_on_all_ranks(tmp_path: Path) -> None:
+def test_one_time_values_repeat_in_the_same_steps_on_all_ranks(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(100)
     assert [index + 1 for index in run.restarts] == list(range(LENGTH, 100, LENGTH))
@@ -95,7 +95,7 @@ def test_steps_that_are_looked_at_more_closely_are_recorded(tmp_path: Path) -> N
     assert set(range(201, 231)) < set(run.steps)
 
 
-def test_who_is_read_while_the_run_goes_on_is_recorded_in_full(tmp_path: Path) -> None:
+def test_runs_with_a_live_reader_are_recorded_in_full(tmp_path: Path) -> None:
     run = Run(tmp_path, in_full=True)
     run.train(200)
     assert run.steps == list(range(1, 201)) and run.restarts == []
@@ -119,7 +119,7 @@ def test_a_program_that_hangs_has_its_last_windows_on_disk(tmp_path: Path) -> No
     assert {step - 1 for step in gaps} <= set(run.restarts)
 
 
-def test_files_of_a_recording_in_part_begin_where_all_was_told_anew(tmp_path: Path) -> None:
+def test_partial_recordings_begin_with_repeated_values(tmp_path: Path) -> None:
     run = Run(tmp_path, most=SEGMENTS * 14_000)
     for _ in range(20):
         run.train(25)
@@ -147,7 +147,7 @@ def test_a_recording_that_cannot_be_written_holds_nothing_and_says_so_once(tmp_p
     run.keeping.close()
 
 
-def test_a_full_disk_while_nothing_comes_is_told_with_the_next_window(tmp_path: Path) -> None:
+def test_a_full_disk_during_idle_time_is_reported_with_the_next_window(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(200)
     os.unlink(tmp_path / NAME)  # noqa: PTH108

@@ -68,7 +68,7 @@ def test_a_worker_that_is_killed_is_named() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_who_stops_listening_stops_the_workers() -> None:
+def test_closing_the_results_stops_the_workers() -> None:
     results = run_in_workers(wait_long, [0, 1, 1], 2)
     assert next(results) == (0, 0)
     assert len(multiprocessing.active_children()) == 2

@@ -59,7 +59,7 @@ def test_a_short_run_is_not_judged() -> None:
     assert failures(windows(FIRST - 1, lambda step, name: "zero")) == []
 
 
-def test_what_is_not_updated_is_not_judged_here() -> None:
+def test_parameters_without_updates_are_not_judged() -> None:
     assert failures(windows(2 * FIRST, lambda step, name: "zero", update=False)) == []
 
 
@@ -73,7 +73,7 @@ def test_one_parameter_is_zero_for_long_while_others_are_not() -> None:
     assert failed == [(NOT_ZERO_FOR_LONG, LONG, ("a",))]
 
 
-def test_a_parameter_that_comes_alive_late_is_not_told() -> None:
+def test_a_late_first_gradient_is_not_reported() -> None:
     assert failures(windows(2 * LONG, lambda step, name: "zero" if name == "a" and step < LONG else "some")) == []
 
 
