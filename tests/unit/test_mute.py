@@ -57,7 +57,7 @@ def test_an_invariant_is_named_by_its_first_digits(book: Book, some_invariants: 
         )
 
 
-def test_ambiguous_ids_ask_for_more_characters(
+def test_unknown_ids_suggest_similar_rules(
     book: Book, some_invariants: tuple[Invariant, ...], new_invariant: Make
 ) -> None:
     first = some_invariants[0]

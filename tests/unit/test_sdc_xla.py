@@ -225,7 +225,7 @@ def test_a_device_that_jax_has_not_got(device: str, part: str, monkeypatch: pyte
         ("decoder-tiny", Fault(site="communication"), "one of forward, backward, gradient, optimizer"),
     ],
 )
-def test_torch_only_options_are_refused(workload: str, fault: Fault | None, part: str) -> None:
+def test_xla_refuses_torch_only_options(workload: str, fault: Fault | None, part: str) -> None:
     check_executable("torch", workload, [fault] if fault else [])
     with pytest.raises(BadOption) as error:
         check_executable("xla", workload, [fault] if fault else [])

@@ -121,7 +121,7 @@ def test_in_a_closed_world_a_window_without_the_property_is_missed() -> None:
     assert count_of(tally, Y).failed == 4 and count_of(tally, Y).missed == 0b1011
 
 
-def test_equal_contexts_of_two_processes_count_once() -> None:
+def test_merged_equal_contexts_do_not_depend_on_order() -> None:
     first, second = Tally("a.py", ""), Tally("a.py", "")
     first.add_occasions("R", [Occasion(F, facts(a=True), {X}, set(), 0)], 0)
     second.add_occasions("R", [Occasion(F, facts(a=1), {X}, set(), 0)], 0)
