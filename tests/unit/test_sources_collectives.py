@@ -178,7 +178,8 @@ def test_a_collective_records_its_caller_and_group() -> None:
     purposes = [value_of(call.result, "purpose") for call in seen.named("torch.distributed.all_reduce")]
     name = "test_a_collective_records_its_caller_and_group"
     assert [str(purpose).removeprefix(f"{name}.<locals>.") for purpose in purposes[:2]] == [
-        "norm_of(group=experts)",
+        # Python 3.10 would keep the arguments alive, so their words are left out there.
+        "norm_of(group=experts)" if sys.version_info >= (3, 11) else "norm_of()",
         "norm_of()",
     ]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -17,9 +20,38 @@ _TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 
 
 def qualified_name(code: CodeType) -> str:
-    """The qualified name of a function (Python 3.11 and later), else its name."""
-    name = str(getattr(code, "co_qualname", code.co_name))
+    """The qualified name of a function, such as `Trainer.step` or `main.<locals>.step`."""
+    name = str(code.co_qualname if sys.version_info >= (3, 11) else _qualified_name_in_source(code))
     return name if ":" not in name else "<module>"  # IPython names the code of a cell `<cell line: 1>`
+
+
+def _qualified_name_in_source(code: CodeType) -> str:
+    """The qualified name as the source file shows it, for Python 3.10; the plain name if there is no source."""
+    return _names_in_source(code.co_filename).get((code.co_firstlineno, code.co_name), code.co_name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in_source(filename: str) -> dict[tuple[int, str], str]:
+    """The qualified names of all functions in a file, by first line (that of the first decorator) and plain name."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    names: dict[tuple[int, str], str] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = min((decorator.lineno for decorator in child.decorator_list), default=child.lineno)
+                names[first, child.name] = f"{prefix}{child.name}"
+                visit(child, f"{prefix}{child.name}.<locals>.")
+            else:
+                visit(child, prefix)
+
+    visit(tree, "")
+    return names
 
 
 def cell_of(filename: str) -> str:
