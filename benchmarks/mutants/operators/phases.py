@@ -320,7 +320,7 @@ def plateau_of_wrong_direction(script: Script) -> Iterator[Sequence[Edit]]:
     for scheduler in schedulers(script):
         mode = argument(scheduler.call, 1, "mode")
         if last_part(called(scheduler.call)) == "ReduceLROnPlateau" and isinstance(mode, ast.Constant):
-            yield [script.replace(mode, repr({"max": "min", "min": "max"}.get(str(mode.value), "min")))]
+            yield [script.replace(mode, {"max": '"min"', "min": '"max"'}.get(str(mode.value), '"min"'))]
 
 
 @operator("schedule", "schedule-does-not-fit-run")

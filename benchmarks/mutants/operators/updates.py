@@ -352,7 +352,10 @@ def _divisions(script: Script) -> Iterator[tuple[ast.expr, ast.expr | ast.stmt, 
         if not _accumulates(script, backward.statement):
             continue
         for value in [backward.loss, *loss_expressions(script, backward)]:
-            if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div) and dotted(value.right):
+            if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Div):
+                continue
+            is_count = isinstance(value.right, ast.Constant) and value is backward.loss
+            if dotted(value.right) or is_count:
                 yield value.left, value, script.source(value.right)
         for node in script.walk(ast.AugAssign, inside=scope(script, backward.call)):
             assert isinstance(node, ast.AugAssign)
