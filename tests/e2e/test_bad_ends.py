@@ -90,14 +90,14 @@ def test_killed_process_loses_at_most_the_last_windows_and_the_rest_can_be_check
 
 
 def test_an_interrupt_keeps_the_recording(tmp_path: Path) -> None:
-    text = "train(10**9, lambda step: print(step, flush=True) if step == 20 else time.sleep(0.001))\n"
+    text = "train(10**9, lambda step: print(step, flush=True) if step == 21 else time.sleep(0.001))\n"
     process = start(tmp_path, text)
-    assert process.stdout is not None and process.stdout.readline().strip() == "20"
+    assert process.stdout is not None and process.stdout.readline().strip() == "21"
     os.killpg(process.pid, signal.SIGINT)
     code, _, err = finish(process)
     assert code == 128 + signal.SIGINT
     assert "KeyboardInterrupt" in err
-    assert steps_kept(tmp_path) >= 20
+    assert steps_kept(tmp_path) >= 20  # the interrupted step may be missing
 
 
 def test_full_disk_does_not_stop_the_training(tmp_path: Path) -> None:
