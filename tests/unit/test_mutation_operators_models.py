@@ -171,7 +171,7 @@ def split(q, batch, length, heads):
         {
             "heads-split-without-transpose": """\
 -     return q.view(batch, length, heads, -1).transpose(1, 2)
-+     return q.view(batch, heads, length, -1)
++     return q.reshape(batch, heads, length, -1)
 """,
         },
     ),

@@ -299,7 +299,7 @@ def heads_split_without_transpose(script: Script) -> Mutants:
             sizes = [script.source(entry) for entry in tensor.args]
             sizes[1], sizes[2] = sizes[2], sizes[1]
             base = text_of(script, tensor.func.value)
-            yield [script.replace(call, f"{base}.{tensor.func.attr}({', '.join(sizes)})")]
+            yield [script.replace(call, f"{base}.reshape({', '.join(sizes)})")]
 
 
 @operator("axes")
