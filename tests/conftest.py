@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept-gold", action="store_true", help="take the actual output as the new gold files")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker of xdist begin with slow tests and end with fast ones, which the others can take over."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        parts = [[item for item in items if bool(item.get_closest_marker("slow")) is slow] for slow in (True, False)]
+        items[:] = [item for number in range(workers) for part in parts for item in share(part, number, workers)]
+
+
+def share(part: list[pytest.Item], number: int, workers: int) -> list[pytest.Item]:
+    """The tests with which a worker begins; those of one file stay together."""
+    return part[len(part) * number // workers : len(part) * (number + 1) // workers]
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ exit $failed
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a book of two good runs, and the recordings."""
+    """A folder with a book of three good runs, and the recordings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PORT", str(free_port()))
         yield made_once(tmp_path_factory, "mesh", learn)
@@ -45,9 +45,9 @@ def learn(folder: Path) -> None:
     (folder / "mesh.py").write_bytes(MESH.read_bytes())
     (folder / "four").write_text(FOUR)
     (folder / "four").chmod(0o755)
-    for seed in "12":
+    for seed in "123":
         traincheck(folder, "collect", "-o", f"good{seed}", "--", "./four", "mesh.py", seed)
-    traincheck(folder, "infer", "good1", "good2", "-o", "book.jsonl")
+    traincheck(folder, "infer", "good1", "good2", "good3", "-o", "book.jsonl")
 
 
 def run(mesh: Path, folder: str, *words: str, expect: int = 0) -> dict[str, Any]:
