@@ -44,7 +44,7 @@ def evaluate(model, loader):
 
 
 model = Net()
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
 best = 0
 for epoch in range(epochs):
@@ -102,7 +102,8 @@ optimizer.zero_grad()
 for i, (x, y) in enumerate(loader):
     with torch.autocast("cuda", dtype=torch.float16):
         logits = model(x)
-        loss = torch.nn.functional.mse_loss(logits.float(), y)
+        penalty = logits.mean()
+    loss = torch.nn.functional.cross_entropy(logits.float(), y) + penalty
     scaler.scale(loss / 4).backward()
     if (i + 1) % 4 == 0 or i + 1 == len(loader):
         scaler.unscale_(optimizer)
@@ -297,7 +298,7 @@ CHANGES = [
     (
         "optimizer-built-each-epoch",
         LOOP,
-        "+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01)",
+        "+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)",
     ),
     ("step-after-loop", LOOP, "-        optimizer.step()\n+    optimizer.step()"),
     ("step-before-backward", LOOP, "+        optimizer.step()\n-        optimizer.step()"),
@@ -321,15 +322,15 @@ CHANGES = [
     ("loss-wrapped-again", LOOP, "+        loss = torch.tensor(loss.item(), requires_grad=True)"),
     (
         "term-as-number",
-        TWO_MODELS,
-        "-    loss = criterion(net_d(net_g(noise)), ones) + 0.1 * extra_loss\n"
-        "+    loss = criterion(net_d(net_g(noise)), ones) + 0.1 * extra_loss.item()",
+        AMP,
+        "-    loss = torch.nn.functional.cross_entropy(logits.float(), y) + penalty\n"
+        "+    loss = torch.nn.functional.cross_entropy(logits.float(), y) + penalty.item()",
     ),
     (
         "term-detached",
-        LOSSES,
-        "-    total = criterion(model(x), y) + 0.5 * F.kl_div(guess, teacher(x))\n"
-        "+    total = criterion(model(x), y) + 0.5 * F.kl_div(guess, teacher(x)).detach()",
+        AMP,
+        "-    loss = torch.nn.functional.cross_entropy(logits.float(), y) + penalty\n"
+        "+    loss = torch.nn.functional.cross_entropy(logits.float(), y) + penalty.detach()",
     ),
     ("freezing-removed", FREEZE, "-for p in model.parameters():\n-    p.requires_grad = False"),
     (
@@ -348,8 +349,8 @@ CHANGES = [
     (
         "adam-for-adamw",
         LOOP,
-        "-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01)\n"
-        "+optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.01)",
+        "-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)\n"
+        "+optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.1)",
     ),
     (
         "group-missing",
@@ -367,8 +368,8 @@ CHANGES = [
     (
         "optimizer-of-one-part",
         LOOP,
-        "-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01)\n"
-        "+optimizer = torch.optim.AdamW(model.head.parameters(), lr=0.1, weight_decay=0.01)",
+        "-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)\n"
+        "+optimizer = torch.optim.AdamW(model.head.parameters(), lr=0.1, weight_decay=0.1)",
     ),
     (
         "rate-of-group-lost",
@@ -397,7 +398,7 @@ CHANGES = [
     (
         "weight-decay-lost",
         LOOP,
-        "-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01)\n"
+        "-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)\n"
         "+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)",
     ),
     (
@@ -479,9 +480,9 @@ CHANGES = [
     (
         "clip-used-up-generator",
         LOOP,
-        "-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01)\n"
+        "-optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)\n"
         "+trainable = model.parameters()\n"
-        "+optimizer = torch.optim.AdamW(trainable, lr=0.1, weight_decay=0.01)\n"
+        "+optimizer = torch.optim.AdamW(trainable, lr=0.1, weight_decay=0.1)\n"
         "-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
         "+        nn.utils.clip_grad_norm_(trainable, 1.0)",
     ),
@@ -537,9 +538,9 @@ CHANGES = [
     ),
     (
         "sign-of-term-flipped",
-        LOSSES,
-        "-    total = criterion(model(x), y) + 0.5 * F.kl_div(guess, teacher(x))\n"
-        "+    total = criterion(model(x), y) - 0.5 * F.kl_div(guess, teacher(x))",
+        AMP,
+        "-    loss = torch.nn.functional.cross_entropy(logits.float(), y) + penalty\n"
+        "+    loss = torch.nn.functional.cross_entropy(logits.float(), y) - penalty",
     ),
     (
         "softmax-before-cross-entropy",
@@ -555,8 +556,9 @@ CHANGES = [
     ("softmax-in-model", LOOP, "-        return self.head(h)\n+        return torch.softmax(self.head(h), dim=-1)"),
     (
         "term-dropped",
-        LOSSES,
-        "-    total = criterion(model(x), y) + 0.5 * F.kl_div(guess, teacher(x))\n+    total = criterion(model(x), y)",
+        AMP,
+        "-    loss = torch.nn.functional.cross_entropy(logits.float(), y) + penalty\n"
+        "+    loss = torch.nn.functional.cross_entropy(logits.float(), y)",
     ),
     ("total-overwritten", LOSSES, "-    total += F.nll_loss(guess, y)\n+    total = F.nll_loss(guess, y)"),
     (
@@ -570,9 +572,9 @@ CHANGES = [
         AMP,
         '-    with torch.autocast("cuda", dtype=torch.float16):\n'
         "-        logits = model(x)\n"
-        "-        loss = torch.nn.functional.mse_loss(logits.float(), y)\n"
+        "-        penalty = logits.mean()\n"
         "+    logits = model(x)\n"
-        "+    loss = torch.nn.functional.mse_loss(logits.float(), y)",
+        "+    penalty = logits.mean()",
     ),
     (
         "float16-for-bfloat16",
@@ -584,8 +586,8 @@ CHANGES = [
     (
         "loss-in-low-precision",
         AMP,
-        "-        loss = torch.nn.functional.mse_loss(logits.float(), y)\n"
-        "+        loss = torch.nn.functional.mse_loss(logits, y)",
+        "-    loss = torch.nn.functional.cross_entropy(logits.float(), y) + penalty\n"
+        "+    loss = torch.nn.functional.cross_entropy(logits, y) + penalty",
     ),
     ("weights-in-low-precision", BF16, "-model = build()\n+model = build().to(torch.bfloat16)"),
     ("one-loss-not-scaled", TWO_SCALED, "-    scaler.scale(second).backward()\n+    second.backward()"),

@@ -180,7 +180,9 @@ def loss_in_low_precision(script: Script) -> Iterator[Sequence[Edit]]:
         return
     for call in method_calls(script, "float"):
         assert isinstance(call.func, ast.Attribute)
-        inside = [loss for loss in loss_calls(script) if loss.call.args and call in list(ast.walk(loss.call.args[0]))]
+        # a loss of predictions and targets in float32 is computed in float32 anyway
+        losses = loss_calls(script, "cross_entropy", "nll_loss")
+        inside = [loss for loss in losses if call in list(ast.walk(loss.call.args[0]))]
         parent = call.parent  # type: ignore[attr-defined]
         is_scores = isinstance(parent, ast.Assign) and dotted(parent.targets[0]) in (
             "logits",
@@ -188,5 +190,8 @@ def loss_in_low_precision(script: Script) -> Iterator[Sequence[Edit]]:
             "outputs",
             "scores",
         )
-        if (inside or is_scores) and not call.args and not is_evaluation(script, call):
+        # autocast itself computes losses in float32
+        in_autocast = any(block in script.parents(call) for block, _ in _autocasts(script))
+        is_effective = (inside or is_scores) and not in_autocast
+        if is_effective and not call.args and not is_evaluation(script, call):
             yield [script.replace(call, script.source(call.func.value))]

@@ -232,7 +232,9 @@ def weight_decay_lost(script: Script) -> Iterator[Sequence[Edit]]:
     for optimizer in optimizers(script):
         entry = keyword(optimizer.call, "weight_decay")
         edit = drop_keyword(script, optimizer.call, "weight_decay")
-        if edit and entry and not (isinstance(entry.value, ast.Constant) and not entry.value.value):
+        default = 0.01 if last_part(called(optimizer.call)) == "AdamW" else 0
+        is_default = entry is not None and isinstance(entry.value, ast.Constant) and entry.value.value == default
+        if edit and not is_default:
             yield [edit]
 
 
@@ -279,7 +281,8 @@ def model_built_after_optimizer(script: Script) -> Iterator[Sequence[Edit]]:
         ]
         before = [statement for statement in built if statement.lineno < optimizer.statement.lineno]
         names_itself = before and any(dotted(node) == model for node in _loads(before[-1]))
-        if before and not names_itself:
+        is_scaled = "GradScaler" in script.text  # it raises an error when there are no gradients
+        if before and not names_itself and not is_scaled:
             yield [script.insert_after(optimizer.statement, script.lines(before[-1]))]
 
 

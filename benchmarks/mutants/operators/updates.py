@@ -17,6 +17,7 @@ from benchmarks.mutants.queries import (
     clears,
     clips,
     dotted,
+    keyword,
     last_part,
     loops,
     loss_expressions,
@@ -25,6 +26,7 @@ from benchmarks.mutants.queries import (
     origins,
     parameters_of,
     parts,
+    schedulers,
     scope,
     steps,
 )
@@ -72,8 +74,8 @@ def zero_grad_after_backward(script: Script) -> Iterator[Sequence[Edit]]:
     """The gradients are cleared between the backward pass and the step."""
     for step in steps(script):
         backward = backward_of(script, step)
-        if backward is None:
-            continue
+        if backward is None or step.scaler:
+            continue  # a gradient scaler raises an error when there are no gradients
         for statement in _near_clears(script, step):
             if not backward.statement.lineno < statement.lineno < step.statement.lineno:
                 yield script.move_before(statement, step.statement)
@@ -173,10 +175,19 @@ def step_when_logging(script: Script) -> Iterator[Sequence[Edit]]:
 
 @operator("stepping", "calls-in-wrong-order", "step-without-backward", "optimizer-changes-nothing")
 def step_before_backward(script: Script) -> Iterator[Sequence[Edit]]:
-    """The optimizer steps before the backward pass of the same batch."""
+    """The optimizer steps after the gradients are cleared and before the backward pass that computes them."""
     for step in steps(script):
         backward = backward_of(script, step)
-        if backward and not step.scaler and script.block(backward.statement) is script.block(step.statement):
+        if not backward or step.scaler or script.block(backward.statement) is not script.block(step.statement):
+            continue
+        before = [entry for entry in _near_clears(script, step) if entry.lineno < backward.statement.lineno]
+        # with gradients of another backward pass, the step would change weights that this one still needs: an error
+        others = [
+            entry
+            for entry in backwards(script)
+            if before and before[-1].lineno < entry.statement.lineno < backward.statement.lineno
+        ]
+        if before and not others:
             yield script.move_before(step.statement, backward.statement)
 
 
@@ -216,6 +227,9 @@ def step_of_other_optimizer(script: Script) -> Iterator[Sequence[Edit]]:
 def optimizer_built_each_epoch(script: Script) -> Iterator[Sequence[Edit]]:
     """The optimizer is built again in each epoch, so its momentum is lost."""
     for optimizer in optimizers(script):
+        is_plain = last_part(called(optimizer.call)) == "SGD" and not keyword(optimizer.call, "momentum")
+        if is_plain and not schedulers(script):
+            continue  # there is nothing to lose
         block = script.block(optimizer.statement)
         later = [entry for entry in block if entry.lineno > optimizer.statement.lineno]
         for loop in later:
