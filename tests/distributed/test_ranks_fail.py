@@ -70,7 +70,7 @@ main(int(sys.argv[1]))
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_rank_that_stalls_is_waited_for_and_clocks_say_nothing(home: Path) -> None:
+def test_a_stalled_rank_is_awaited_and_clocks_are_ignored(home: Path) -> None:
     skewed = at_step(9, "time.sleep(30)").replace("\nmain(int(sys.argv[1]))\n", SKEWED)
     report = run(home, "stalled", skewed)
     assert report["verdict"] == "clean" and report["counts"]["steps"] == 24 and not report["not_observed"]
@@ -162,7 +162,7 @@ def test_the_attempts_of_an_elastic_job_are_compared_each_by_itself(home: Path) 
 
 
 @pytest.mark.slow
-def test_the_report_says_how_far_ranks_with_different_numbers_of_steps_were_compared(home: Path) -> None:
+def test_the_report_shows_the_last_compared_step(home: Path) -> None:
     fewer = at_step(9, "break").replace("(model(batch)", "(inner(batch)").replace("dist.all_reduce(total)", "pass")
     report = run(home, "fewer", fewer.replace("for epoch in range(2)", "for epoch in range(1)"), expect=3)
     assert any("ranks" in reason and "compared up to step" in reason for reason in report["not_observed"])

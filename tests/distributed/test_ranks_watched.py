@@ -39,7 +39,7 @@ def test_findings_about_several_ranks_are_seen_by_watch(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hanging_rank_is_reported_as_silent_while_the_other_goes_on(home: Path) -> None:
+def test_a_hanging_rank_is_reported_as_silent(home: Path) -> None:
     program(home, PROGRAM.replace("optimizer.step()", "optimizer.step(); time.sleep(0.05)"))
     words = ("collect", "-o", "hanging", "--", *TORCHRUN, "train.py", "7", "never")
     watch, run = Running(home, "watch", "hanging", "--heartbeat-timeout", "15"), Running(home, *words)

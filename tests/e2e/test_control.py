@@ -249,7 +249,7 @@ def test_a_function_named_by_the_option_is_called_without_importing_the_script_a
 
 
 @pytest.mark.slow
-def test_a_garbled_file_is_reported_once_and_the_training_goes_on(start: Callable[..., Run]) -> None:
+def test_a_garbled_file_is_reported_once_and_training_continues(start: Callable[..., Run]) -> None:
     run = start()
     (run.path / "control.json").write_text('{"serial": "many"')
     assert "control.json" in run.ctl("record", expect=2)
@@ -263,7 +263,7 @@ def test_a_garbled_file_is_reported_once_and_the_training_goes_on(start: Callabl
 
 
 @pytest.mark.slow
-def test_orders_that_come_together_are_all_obeyed(start: Callable[..., Run]) -> None:
+def test_simultaneous_requests_are_all_applied(start: Callable[..., Run]) -> None:
     run = start()
     words = [("source", name, "off") for name in ("clipping", "checkpoints", "run", "buffers")]
     asking = [subprocess.Popen(command("ctl", run.path.name, *order, "--wait", "100"), cwd=run.home) for order in words]

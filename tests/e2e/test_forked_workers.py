@@ -182,7 +182,7 @@ def test_states_are_reported_in_the_call_that_completes_their_round() -> None:
 # -- loops and loaders -----------------------------------------------------------------------------------------------
 
 
-def test_persistent_workers_go_on_where_they_were() -> None:
+def test_persistent_workers_continue() -> None:
     seen = observed(DataLoader(Noise(), batch_size=3, num_workers=2, persistent_workers=True), passes=3)
     assert [len(round_) for round_ in rounds(seen, "random.numpy")] == [2] * 6
     assert len(set().union(*rounds(seen, "random.numpy"))) == 12
@@ -309,7 +309,7 @@ def test_a_failing_data_set_in_a_worker_is_handled() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_are_not_forked_are_said_not_to_be_seen(method: str) -> None:
+def test_workers_without_fork_are_reported_as_unobserved(method: str) -> None:
     with observing(DEMAND) as seen:
         batches = list(DataLoader(Noise(4), batch_size=2, num_workers=2, multiprocessing_context=method))
     assert len(batches) == 2 and states(seen, "random.torch") == {}

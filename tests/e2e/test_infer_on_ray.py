@@ -143,7 +143,7 @@ def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path]
     none_is_left(others)
 
 
-def test_nothing_listens_beyond_this_machine(cluster: RayCluster) -> None:
+def test_ray_listens_on_this_machine_only(cluster: RayCluster) -> None:
     listening = [
         (process.name(), connection.laddr.ip)
         for process in ray_processes()

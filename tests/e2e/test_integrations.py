@@ -174,7 +174,7 @@ def test_fails_by_itself(checked_training):
     train(False)
     assert 1 == 2
 
-def test_after_the_others():
+def test_no_hooks_remain_after_training():
     model = train(False)
     assert not any(module._forward_hooks for module in model.modules())
 """

@@ -268,7 +268,7 @@ def test_torch_is_itself_and_our_failure_is_one_line(launched: Launch, workdir: 
     assert "Traceback" not in done.stderr
 
 
-def test_a_program_without_torch_has_nothing_said_to_it(launched: Launch, workdir: Path) -> None:
+def test_a_program_without_torch_gets_no_message(launched: Launch, workdir: Path) -> None:
     (workdir / "nothing.py").write_text("")
     done = launched("nothing.py")
     assert (done.stdout, done.stderr) == ("", "[driver 0 0 ]")
@@ -292,7 +292,7 @@ print("on")
 
 
 @pytest.mark.parametrize("has_torch", [True, False])
-def test_an_interpreter_without_traincheck_goes_on(workdir: Path, has_torch: bool) -> None:
+def test_an_interpreter_without_traincheck_continues(workdir: Path, has_torch: bool) -> None:
     """Where there is a torch to be observed, one line says that it is not; elsewhere nothing is said."""
     bootstrap = Path(child_processes.BOOTSTRAP) / "sitecustomize.py"
     (workdir / "torch.py").write_text("")

@@ -28,7 +28,7 @@ def findings(folder: Path, way: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["kept", "shows"])
-def test_an_iterator_that_is_kept_is_no_pass_that_was_left(tmp_path: Path, way: str) -> None:
+def test_a_stored_iterator_is_no_abandoned_epoch(tmp_path: Path, way: str) -> None:
     assert findings(tmp_path, way) == []
 
 

@@ -72,7 +72,7 @@ with traincheck.observe("after"):
     assert json.loads((tmp_path / "stopped" / "run.json").read_text())["stopped_by_us"] is True
 
 
-def test_said_steps_and_stages(tmp_path: Path) -> None:
+def test_steps_and_stages_can_be_set(tmp_path: Path) -> None:
     done = execute(
         tmp_path,
         """

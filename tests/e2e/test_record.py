@@ -184,7 +184,7 @@ def test_a_run_that_hangs_and_is_killed_has_its_last_steps(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_notebook_it_is_the_same(home: Path) -> None:
+def test_notebooks_record_the_same(home: Path) -> None:
     text = f"""
 import sys
 sys.argv = ["train.py", "300", "0", "ends"]

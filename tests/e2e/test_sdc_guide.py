@@ -71,7 +71,7 @@ def test_a_fault_is_studied(project: Path) -> None:
     assert json.loads((project / "ranks.json").read_text())["levels"]["step"]["by_kind"][0]["ranks"] == [0, 1]
 
 
-def test_a_workload_of_ones_own_is_split(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_workload_is_split(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = (text for kind, text in BLOCKS if kind == "python" and "def split" in text)
     (project / "parts.py").write_text(text)
     monkeypatch.syspath_prepend(str(project))

@@ -147,7 +147,7 @@ def test_a_broken_package_prevents_the_start(tmp_path: Path) -> None:
     assert "odd.place:Odd claim it" in done.stderr
 
 
-def test_a_failure_of_ours_is_reported_and_the_program_runs_on(
+def test_an_internal_failure_is_reported_and_the_program_continues(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text("import time; time.sleep(0.2); print('ran'); raise SystemExit(4)")

@@ -172,7 +172,7 @@ def test_a_package_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> No
     assert "PluginError" in error and "'ReturnsFloating' of traincheck.relations" in error and message in error
 
 
-def test_the_name_of_a_relation_of_ours_is_taken(tmp_path: Path) -> None:
+def test_built_in_relation_names_are_reserved(tmp_path: Path) -> None:
     install(tmp_path / "site", RELATION, "floating_relation:ReturnsFloating", name="Periodic")
     error = loading(tmp_path)
     assert (

@@ -89,7 +89,7 @@ def test_help_has_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_help_is_in_plain_words(name: str) -> None:
+def test_help_uses_plain_language(name: str) -> None:
     usage, _, rest = CliRunner().invoke(app(), [*name.split(), "--help"]).output.partition("\n\n")
     assert "{" not in usage and "<" not in usage, "types of Python are no help"
     described = rest.partition("\n\n")[0].strip()

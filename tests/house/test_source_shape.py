@@ -83,7 +83,7 @@ def test_requirements_are_not_pinned() -> None:
     assert not re.search(r'"[\w-]+\s*==', text)
 
 
-def test_code_is_not_left_to_be_done() -> None:
+def test_every_todo_has_a_reason() -> None:
     for path in MODULES:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             assert not re.search(r"#\s*(TODO|FIXME|XXX)\s*$", line), f"{shown_path(path)}:{number} has no reason"

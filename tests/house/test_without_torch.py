@@ -48,7 +48,7 @@ def test_import_of_the_package_brings_nothing_large() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-def test_commands_that_need_torch_say_so_and_their_help_does_not_need_it() -> None:
+def test_commands_report_missing_torch_and_help_works_without_it() -> None:
     lines = "from traincheck.cli.main import main\n"
     for name in ("doctor", "study", "screen"):
         done = python(f"{lines}sys.exit(main(['sdc', '{name}']))\n")
@@ -57,7 +57,7 @@ def test_commands_that_need_torch_say_so_and_their_help_does_not_need_it() -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_commands_that_need_jax_say_so() -> None:
+def test_commands_report_missing_jax() -> None:
     lines = "from traincheck.cli.main import main\n"
     for name in ("doctor", "study"):
         done = python(f"{lines}sys.exit(main(['sdc', '{name}', '--framework', 'xla']))\n", without="jax")

@@ -46,7 +46,7 @@ def test_sentences_open_with_their_subject() -> None:
     assert rate < MAX_OPENERS, f"{len(bad)} of {total} sentences ({rate:.1f} per 100):\n" + "\n".join(bad)
 
 
-def test_documentation_speaks_to_you() -> None:
+def test_documentation_addresses_you() -> None:
     words = {page: [word.lower() for line in lines for word in line.words] for page, lines in _by_page().items()}
     total, you = sum(map(len, words.values())), sum(page.count("you") for page in words.values())
     rates = sorted((1000 * page.count("you") / len(page), name) for name, page in words.items())

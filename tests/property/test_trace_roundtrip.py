@@ -113,7 +113,7 @@ def written(folder: str, windows: list[Window]) -> tuple[Path, list[int]]:
 
 
 @given(windows_of_a_process, st.booleans())
-def test_windows_come_back_exactly(windows: list[Window], again: bool) -> None:
+def test_windows_round_trip_exactly(windows: list[Window], again: bool) -> None:
     windows = windows * 2 if again else windows
     with tempfile.TemporaryDirectory() as folder:
         path, _ = written(folder, windows)

@@ -136,7 +136,7 @@ def test_the_library_belongs_to_the_project(project: Path, tmp_path: Path) -> No
     assert library_path(tmp_path / "loose") == tmp_path / FOLDER
 
 
-def test_a_damaged_library_is_said_and_left_as_it_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_library_is_reported_and_unchanged(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accept", *runs(project, "ab")]) == 0
     record = project / FOLDER / RECORD
     good = record.read_text()

@@ -53,7 +53,7 @@ def test_an_alert_is_text_for_people_and_data_for_programs(finding: Finding) -> 
     assert "counts as killed" in of_end(replace(STATUS, state=KILLED)).text
 
 
-def test_a_webhook_that_fails_and_comes_back_gets_every_alert_once() -> None:
+def test_a_recovered_webhook_gets_every_alert_once() -> None:
     messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 500
@@ -74,7 +74,7 @@ def test_a_webhook_that_fails_and_comes_back_gets_every_alert_once() -> None:
     assert "secret" not in "".join(messages)
 
 
-def test_a_webhook_that_hangs_keeps_nobody_waiting_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_webhook_does_not_block_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alert_queue, "ATTEMPT", 0.2)
     messages: list[str] = []
     with receiving() as receiver:
@@ -89,7 +89,7 @@ def test_a_webhook_that_hangs_keeps_nobody_waiting_and_is_tried_again(monkeypatc
     assert "no answer in time" in messages[0]
 
 
-def test_the_end_waits_a_little_and_tells_what_was_not_delivered() -> None:
+def test_the_end_waits_briefly_and_reports_undelivered_alerts() -> None:
     messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 503
@@ -103,7 +103,7 @@ def test_the_end_waits_a_little_and_tells_what_was_not_delivered() -> None:
     )
 
 
-def test_what_came_back_by_the_end_is_delivered_at_the_end() -> None:
+def test_a_webhook_that_recovers_by_the_end_gets_the_alerts() -> None:
     with receiving() as receiver:
         receiver.answer = 500
         queue = AlertQueue(Webhook(receiver.url), lambda message: None, first_delay=3600)
@@ -114,7 +114,7 @@ def test_what_came_back_by_the_end_is_delivered_at_the_end() -> None:
         assert len(receiver.taken) == 1
 
 
-def test_what_will_never_be_taken_is_given_up_at_once_and_the_next_is_tried() -> None:
+def test_permanently_rejected_alerts_are_dropped_at_once() -> None:
     messages: list[str] = []
     with receiving() as receiver:
         receiver.answer = 404
@@ -129,7 +129,7 @@ def test_what_will_never_be_taken_is_given_up_at_once_and_the_next_is_tried() ->
     assert "dropped: it answered with HTTP status 404" in messages[0]
 
 
-def test_of_too_many_alerts_the_later_ones_are_left_out_and_counted() -> None:
+def test_alerts_beyond_the_limit_are_dropped_and_counted() -> None:
     messages: list[str] = []
     begun, go = threading.Event(), threading.Event()
 
@@ -158,7 +158,7 @@ def test_a_redirect_is_not_followed() -> None:
     assert raised.value.final and "302" in str(raised.value)
 
 
-def test_nobody_at_the_address_and_no_such_host_are_told_without_it() -> None:
+def test_unreachable_addresses_are_reported_without_the_address() -> None:
     with receiving() as receiver:
         gone = receiver.url
     for url in (gone, "https://no-such-host.invalid/secret"):
@@ -193,16 +193,14 @@ def test_a_command_finds_the_alert_on_its_standard_input_and_no_shell_is_involve
     assert alert["finding"]["title"] == finding.title and words == ["a $HOME; b"]
 
 
-def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_failing_command_is_reported_with_its_last_output(tmp_path: Path) -> None:
     text = "import sys\nsys.stderr.write('x' * 10**6 + ' no such channel')\nsys.exit(4)\n"
     with pytest.raises(Undelivered, match=r"exit code 4 .*no such channel") as raised:
         Command(python(tmp_path, text)).deliver(alert(1), 5)
     assert raised.value.final and len(str(raised.value)) < 300
 
 
-def test_a_command_that_does_not_end_is_killed_with_what_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_command_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -225,12 +223,12 @@ def alive(process: int) -> bool:
 
 
 @pytest.mark.parametrize("text", ["", "  ", "'unfinished", "no-such-program-anywhere --now"])
-def test_words_that_cannot_be_run_are_refused(text: str) -> None:
+def test_commands_that_cannot_run_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a command"):
         Command(text)
 
 
-def test_a_command_under_way_at_the_end_is_not_told_as_lost(tmp_path: Path) -> None:
+def test_a_running_command_at_the_end_does_not_count_as_undelivered(tmp_path: Path) -> None:
     messages: list[str] = []
     text = "import time\nopen(__file__ + '.begun', 'w')\ntime.sleep(2)\nopen(__file__ + '.done', 'w')\n"
     queue = AlertQueue(Command(python(tmp_path, text)), messages.append)
@@ -241,7 +239,7 @@ def test_a_command_under_way_at_the_end_is_not_told_as_lost(tmp_path: Path) -> N
     wait_for((tmp_path / "hook.py.done").exists)
 
 
-def test_each_finding_silence_and_end_is_told_once(some_report: Report) -> None:
+def test_each_finding_silence_and_end_gives_one_alert(some_report: Report) -> None:
     error, notice = some_report.findings
     for least, expected in (("error", 1), ("notice", 2)):
         with receiving() as receiver:
@@ -256,7 +254,7 @@ def test_each_finding_silence_and_end_is_told_once(some_report: Report) -> None:
             assert kinds == ["finding"] * expected + ["silent", "silent", "ended"]
 
 
-def test_a_fault_of_a_carrier_does_not_end_the_thread() -> None:
+def test_a_fault_of_a_channel_does_not_end_the_thread() -> None:
     messages: list[str] = []
     taken: list[str] = []
 

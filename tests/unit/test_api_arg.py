@@ -112,7 +112,7 @@ def test_only_the_mode_explains_the_argument() -> None:
     assert occasion.context == ()
 
 
-def test_outside_modules_and_of_modules_themselves_no_flag_agrees() -> None:
+def test_flags_outside_modules_are_not_judged() -> None:
     body = f"""
   function {DROPOUT} args={{"training":true}}
   module Net.forward < torch.nn.Module.forward context={{"training":true}} args={{"training":true}}
@@ -222,7 +222,7 @@ def test_calls_of_a_step_share_their_arguments() -> None:
     }
 
 
-def test_contents_of_a_sample_refute_and_do_not_bear_out() -> None:
+def test_sampled_contents_refute_but_do_not_confirm() -> None:
     """See Note [Contents of a sample]: a full collection reads the first calls of a step, a live check all of them."""
     subject, distinct, equal = (
         Subject("moe.dispatch", "step"),

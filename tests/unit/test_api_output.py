@@ -391,7 +391,7 @@ def test_rules_about_lengths_name_the_argument_they_rest_on() -> None:
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
-def test_equal_calls_are_judged_alike_and_other_arguments_are_not() -> None:
+def test_equal_calls_share_a_verdict_and_other_arguments_do_not() -> None:
     """What is kept of a call is not mistaken for another: 4 and 4.0 are equal, but a limit is a whole number."""
     body = "".join(function(args=f'{{"n":{n}}}', result='{"length":4}') for n in ("4.0", "4", "true", "4"))
     assert verdicts(of(body, "train.f"), Property(RETURNS_LENGTH, "equal to n")) == [True, True]

@@ -53,12 +53,12 @@ def test_a_loss_that_does_not_fall() -> None:
 @pytest.mark.parametrize(
     "name", ["loss spike", "loss trend", "gradient norm spike", "gradient norm zero", "anomaly mode"]
 )
-def test_a_smooth_run_is_left_in_peace(name: str) -> None:
+def test_a_smooth_run_gives_no_alarm(name: str) -> None:
     assert DETECTORS[name](smooth(), smooth(1)) is None
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_run_without_steps_says_nothing(name: str) -> None:
+def test_a_run_without_steps_gives_no_alarm(name: str) -> None:
     nothing = Series(np.array([]), np.array([]), failed=False)
     assert DETECTORS[name](nothing, nothing) is None
 

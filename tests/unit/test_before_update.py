@@ -34,13 +34,13 @@ class Update:
         )
 
 
-def test_mostly_nothing() -> None:
+def test_an_update_without_requests_does_nothing() -> None:
     update = Update()
     update.before()
     assert update.log == []
 
 
-def test_snapshot_then_callbacks_then_the_stop_with_its_own_callbacks_first() -> None:
+def test_snapshots_callbacks_and_the_stop_run_in_order() -> None:
     update = Update()
     traincheck.on_violation(lambda finding: update.log.append(f"finding: {finding.title}"))
     traincheck.before_stop(lambda: update.log.append("save"))
@@ -90,7 +90,7 @@ def test_a_callback_may_stop_the_training() -> None:
     assert update.log == ["save", "reported"]
 
 
-def test_an_error_before_the_stop_does_not_keep_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_before_the_stop_does_not_prevent_it(capsys: pytest.CaptureFixture[str]) -> None:
     update = Update()
 
     @traincheck.before_stop
@@ -137,7 +137,7 @@ def test_an_unknown_callback_is_reported_before_the_first_update(
     update.before()
 
 
-def test_registering_has_no_effect_unobserved_and_gives_the_function_back() -> None:
+def test_registering_returns_the_function_and_is_inert_unobserved() -> None:
     def function(finding: object) -> None:
         raise AssertionError
 

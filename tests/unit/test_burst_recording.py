@@ -362,7 +362,7 @@ def test_bursts_cause_no_recompilation() -> None:
     assert looked.state.full == [(5, 7)] and looked.faults == []
 
 
-def test_inside_a_call_it_waits() -> None:
+def test_a_burst_waits_for_the_end_of_a_call() -> None:
     with looking(NOTHING) as looked:
         seen: list[str] = []
 
@@ -394,7 +394,7 @@ def test_a_profiler_of_the_program_stays() -> None:
     assert looked.state.full
 
 
-def test_workers_of_a_loader_go_on(tmp_path: Path, book: Book) -> None:
+def test_loader_workers_continue(tmp_path: Path, book: Book) -> None:
     x = torch.randn(64, 4)
     with looking(demands(book)["all"]) as looked:
         model = nn.Linear(4, 1)

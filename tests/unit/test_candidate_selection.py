@@ -261,7 +261,7 @@ def test_a_setting_is_a_notice_however_many_runs_had_it() -> None:
     assert rule.severity == NOTICE and rule.confidence == round(50 / 51, 4)
 
 
-def test_one_run_may_be_meant_to_differ_from_the_next() -> None:
+def test_runs_may_differ_on_purpose() -> None:
     book, journal = select_rules([setting("a.py", "0.01"), setting("b.py", "0.01")])
     assert not book.invariants
     assert reasons(journal) == [f"seen in one run of {name} only: it may be meant to vary" for name in ("a.py", "b.py")]

@@ -137,7 +137,7 @@ def test_gradients_of_several_calls_are_not_compared() -> None:
     assert not again.gradients.resolve() and call.seen.first_difference(again) is None
 
 
-def test_gradients_that_come_from_another_result_are_computed_again() -> None:
+def test_gradients_of_another_result_are_recomputed() -> None:
     class Model(nn.Linear):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             logits = super().forward(x)

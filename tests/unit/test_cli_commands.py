@@ -114,7 +114,7 @@ def test_show_prints_and_filters(book: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_show_refuses_what_is_no_book(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_refuses_a_file_without_a_book(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.txt").write_text("hello\n")
     assert main(["show", "x.txt"]) == 2
     assert main(["show", "absent.jsonl"]) == 2
@@ -205,7 +205,7 @@ def test_check_and_run_need_a_book_or_packs(tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / "started").exists() and not (tmp_path / "traincheck-runs").exists()
 
 
-def test_nothing_to_run(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_program_is_reported(book: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["collect"], ["run", "-b", str(book)], ["collect", "--"], ["collect", "-m"]):
         assert main(words) == 2
         assert "[no-target]" in capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_a_run_is_followed_to_its_end(
     assert read_json(tmp_path / "out" / "report.json").verdict == "errors"
 
 
-def test_report_shows_what_the_run_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_shows_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "absent"]) == 2
     (tmp_path / "one").mkdir()
     assert main(["report", "one"]) == 2
@@ -252,7 +252,7 @@ def test_report_shows_what_the_run_left(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "again.html").exists()
 
 
-def test_doctor_tells_people_and_programs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_text_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     answer = {
         "attached": True,
         "accelerator": "",
@@ -303,14 +303,14 @@ def test_published_collect_translates(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert published.collect([]) == 2
 
 
-def test_words_about_numbers() -> None:
+def test_numbers_are_formatted() -> None:
     assert [size(number) for number in (12, 1200, 3_400_000, 5e12)] == ["12 B", "1.2 kB", "3.4 MB", "5000.0 GB"]
     assert [amount(1, "step"), amount(1234, "step")] == ["1 step", "1,234 steps"]
     assert columns([("a", "bb"), ("ccc", "d")]) == ["  a    bb", "  ccc  d"]
     assert columns([]) == []
 
 
-def test_progress_speaks_plainly_away_from_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_prints_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress() as progress:
         for done in range(1, 101):
             progress("reading", done, 100)

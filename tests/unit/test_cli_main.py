@@ -133,6 +133,6 @@ WITH_VALUE = frozenset({"-o", "--out", "--package"})
         ("", 0),
     ],
 )
-def test_the_programs_words_begin_at_the_program(words: str, ours: int) -> None:
+def test_program_arguments_begin_at_the_program(words: str, ours: int) -> None:
     listed = words.split()
     assert split(listed, WITH_VALUE) == (listed[:ours], listed[ours:])

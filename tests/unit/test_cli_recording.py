@@ -35,7 +35,7 @@ def book(tmp_path: Path, new_invariant: Callable[..., Invariant]) -> Path:
     return tmp_path / "good.jsonl"
 
 
-def test_a_program_that_never_trains_is_said_to_be_unobserved(
+def test_a_program_without_training_is_reported_as_unobserved(
     tmp_path: Path, book: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sum.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(9)\n")
@@ -74,7 +74,7 @@ def test_the_summary_counts_written_events(tmp_path: Path) -> None:
     assert lines[1:3] == ["2 windows could not be written in time and were dropped", "not observed: loaders: too old"]
 
 
-def test_a_run_has_ended_when_it_says_so(tmp_path: Path) -> None:
+def test_notes_and_the_manifest_mark_the_end_of_a_run(tmp_path: Path) -> None:
     assert not has_ended(tmp_path / "absent")
     folder = RunFolder.create(tmp_path / "run", Manifest())
     assert not has_ended(folder.path)

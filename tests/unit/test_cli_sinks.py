@@ -76,7 +76,7 @@ def test_a_file_holds_the_report_of_one_run(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.count("## TrainCheck:") == 2
 
 
-def test_the_variable_and_the_file_of_the_project_say_it_too(
+def test_the_environment_and_the_project_file_set_sinks_too(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "pyproject.toml").write_text('[tool.traincheck]\nreport = ["markdown", "nonsense"]\n')

@@ -436,7 +436,7 @@ def test_functions_that_only_step() -> None:
     assert identify_target(lambda x: model(x), (), {}).model is model
 
 
-def test_only_our_own_code_is_left_alone() -> None:
+def test_only_own_code_is_skipped() -> None:
     from traincheck.sources.compile import skipped_code
     from traincheck.sources.recording import recorder
 

@@ -48,7 +48,7 @@ def test_hidden_options_are_not_offered() -> None:
     assert "--budget" not in completions("traincheck collect --")
 
 
-def test_the_words_of_the_program_are_its_own() -> None:
+def test_program_arguments_are_not_completed() -> None:
     assert completions("traincheck run train.py --") == []
     assert completions("traincheck run --budget 1% -- torchrun --") == []
     assert completions("traincheck run --budget 1% --repl") == ["--replay-every"]

@@ -45,7 +45,7 @@ def test_the_nearest_place_wins(tmp_path: Path) -> None:
     assert from_flag.origin("packages") == "--package"
 
 
-def test_flags_that_were_not_given_say_nothing(tmp_path: Path) -> None:
+def test_absent_flags_have_no_effect(tmp_path: Path) -> None:
     assert load({"fail_on": None, "books": ()}, {"TRAINCHECK_FAIL_ON": ""}, tmp_path).origin("fail_on") == "default"
 
 
@@ -82,7 +82,7 @@ def test_one_value_may_stand_without_brackets(tmp_path: Path) -> None:
         ({}, {}, "[tool]\ntraincheck = 1  # tool.traincheck\n", "pyproject.toml"),
     ],
 )
-def test_a_bad_value_is_told_with_its_place(
+def test_a_bad_value_is_reported_with_its_origin(
     tmp_path: Path, flags: dict[str, str], environ: dict[str, str], text: str, named: str
 ) -> None:
     project(tmp_path, text)
@@ -91,7 +91,7 @@ def test_a_bad_value_is_told_with_its_place(
     assert caught.value.exit_code == 2
 
 
-def test_the_troubles_of_other_tools_are_theirs(tmp_path: Path) -> None:
+def test_errors_in_other_tools_sections_are_ignored(tmp_path: Path) -> None:
     project(tmp_path, "[tool.other\n")
     assert load({}, {}, tmp_path).fail_on == "error"
 
@@ -204,9 +204,7 @@ def test_a_number_may_stand_for_a_text(tmp_path: Path) -> None:
         ("keep_recording", "none", "a size of 1 MB or more"),
     ],
 )
-def test_a_number_that_means_nothing_is_told_with_its_place(
-    tmp_path: Path, name: str, given: str, expected: str
-) -> None:
+def test_a_meaningless_number_is_reported_with_its_origin(tmp_path: Path, name: str, given: str, expected: str) -> None:
     option = OPTIONS[name]
     with pytest.raises(BadOption, match=expected) as caught:
         load({name: given}, {}, tmp_path)

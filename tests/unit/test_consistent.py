@@ -180,7 +180,7 @@ def test_trainable_parameters_stay_trainable() -> None:
     assert Consistent.is_optional_practice(STAYS_FROZEN) and not Consistent.is_optional_practice(STAYS_TRAINABLE)
 
 
-def test_each_optimizer_sees_its_own_state_of_things() -> None:
+def test_each_optimizer_has_its_own_state() -> None:
     """Who freezes the critic while the generator learns goes back and forth, and nothing is wrong."""
     script = Script()
     for number in range(4):
@@ -291,7 +291,7 @@ def test_a_validation_gives_the_training_mode_back() -> None:
     assert frozen.held == {restores} and frozen.variables == ("Net",)
 
 
-def test_other_models_and_models_that_never_train_say_nothing() -> None:
+def test_other_and_untrained_models_are_not_judged() -> None:
     script = Script()
     script.window().forward(("module.training", "Net", True))
     script.window("eval").forward(("module.training", "Teacher", False), receiver="Teacher", grad=False)
@@ -342,7 +342,7 @@ def behind_a_gap(script: Script, lost: int) -> list[bool]:
     return verdicts(occasions(Consistent, windows, SCHEDULED), AGREES)
 
 
-def test_behind_a_gap_a_rate_is_judged_where_optimizer_and_scheduler_agreed_before() -> None:
+def test_after_a_gap_a_rate_needs_an_agreeing_scheduler() -> None:
     script = Script()
     script.window().step(rate(0.1))
     script.schedule(("scheduler.lr", "StepLR", 0.05))
@@ -354,7 +354,7 @@ def test_behind_a_gap_a_rate_is_judged_where_optimizer_and_scheduler_agreed_befo
     assert behind_a_gap(script, lost=2) == [True, False]
 
 
-def test_behind_a_gap_a_scheduler_may_be_of_an_optimizer_that_was_not_seen() -> None:
+def test_after_a_gap_a_scheduler_may_have_an_unseen_optimizer() -> None:
     """Another optimizer steps in windows that are missing; or it was seen before, so nobody knows whose the rate is."""
     script = Script()
     script.window().step(rate(0.1))
@@ -482,7 +482,7 @@ def test_all_settings_of_a_run_can_be_requested() -> None:
     assert not SETTINGS.takes_reading("optimizer", "anything") and not SETTINGS.takes_reading("parameter", "dtype")
 
 
-def test_after_a_gap_nothing_is_a_first_setting() -> None:
+def test_after_a_gap_no_setting_is_the_first() -> None:
     script = Script()
     script.window().step()
     script.window()

@@ -255,7 +255,7 @@ def test_a_rank_without_a_stop_step_stops_alone(run: RunFolder, monkeypatch: pyt
     second.controlled.close()
 
 
-def test_an_answer_moves_with_the_rank_and_says_that_it_ended(run: RunFolder, process: Process) -> None:
+def test_an_answer_follows_the_rank_and_reports_its_end(run: RunFolder, process: Process) -> None:
     process.info = RankInfo(3, 4, "job")
     process.until(lambda: process.answered() is not None)
     assert [answer.rank for answer in read_answers(run.path)] == [3]

@@ -97,7 +97,7 @@ def test_tallies_group_by_a_field() -> None:
 
 
 @pytest.mark.parametrize("workload", [DECODER, IMAGES])
-def test_places_are_as_many_as_the_grid_says(workload: str) -> None:
+def test_location_counts_match_the_grid(workload: str) -> None:
     model = load_workload(workload, 0, torch.device("cpu")).build_model()
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     calls = len(linear) if PATTERNS[FORWARD][workload] == "Linear" else len(list(model.modules()))
@@ -131,7 +131,7 @@ def test_each_rank_reports_its_part() -> None:
     assert two_ranks.alarms("replicas", result)["replicas"] == 4  # what one rank finds by itself is another detector
 
 
-def test_kept_goes_on_after_a_kill(tmp_path: Path) -> None:
+def test_the_result_store_resumes_after_a_kill(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     ResultStore(file, go_on=False).add("a", {"seed": 1}, {"first": math.nan})
     file.write_text(file.read_text() + '{"group": "a", "of"')

@@ -33,7 +33,7 @@ def test_torch_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_nonempty_folder_stays_unchanged(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(RunFolderInUse):

@@ -52,7 +52,7 @@ def looked_at(deployed: list[Invariant], occasion: Occasion) -> dict[str, bool]:
 
 
 @given(st.lists(rules, max_size=30), st.lists(occasions, max_size=20))
-def test_the_rules_that_are_judged_are_those_that_speak(learned: list[Invariant], seen: list[Occasion]) -> None:
+def test_applicable_rules_are_judged(learned: list[Invariant], seen: list[Occasion]) -> None:
     deployed = DeployedRules()
     kept = [replace(rule, id=str(number)) for number, rule in enumerate(learned)]
     for rule in kept:

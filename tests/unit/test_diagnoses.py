@@ -100,7 +100,7 @@ def test_a_violation_gets_its_diagnosis(violation: Violation, slug: str) -> None
     assert diagnose(violation).slug == slug
 
 
-def test_rules_that_nothing_explains_speak_for_themselves() -> None:
+def test_unexplained_rules_use_their_own_text() -> None:
     rule = make_invariant(Property("returns", "unit scale"), sentence="f returns unit scale")
     entry = diagnose(violation(rule))
     assert "does not behave as in good runs" in entry.title and "f returns unit scale" in entry.problem

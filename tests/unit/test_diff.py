@@ -25,7 +25,7 @@ def test_equal_books_differ_in_nothing(some_invariants: tuple[Invariant, ...]) -
     assert difference.empty and difference.same == 4
 
 
-def test_what_went_and_what_came(some_invariants: tuple[Invariant, ...]) -> None:
+def test_the_comparison_lists_removed_and_added_rules(some_invariants: tuple[Invariant, ...]) -> None:
     a, b = Book(some_invariants[:3], (RUN, RUN)), Book(some_invariants[1:], (RUN, OTHER))
     difference = compare(a, b)
     assert (difference.only_in_a, difference.only_in_b, difference.changed) == (
@@ -80,7 +80,7 @@ def books(folder: Path, some_invariants: tuple[Invariant, ...], new_invariant: M
 
 
 @pytest.mark.usefixtures("books")
-def test_differences_are_told_in_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_printed_as_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "a.jsonl", "b.jsonl"]) == 0
     output = capsys.readouterr().out
     assert output.index("APISequence") < output.index("EventContain")
@@ -111,7 +111,7 @@ def test_differences_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("books")
-def test_a_difference_fails_only_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_difference_fails_only_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "a.jsonl", "b.jsonl", "--fail-on-change"]) == 3
     assert main(["diff", "a.jsonl", "a.jsonl", "--fail-on-change"]) == 0
     assert "3 rules the same" in capsys.readouterr().out

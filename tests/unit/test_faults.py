@@ -52,7 +52,7 @@ FAULTS: list[tuple[type, str, str]] = [
 
 
 @pytest.mark.parametrize(("source", "method", "name"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_fault_of_a_source_is_reported_once_and_training_goes_on(
+def test_a_fault_of_a_source_is_reported_once_and_training_continues(
     source: type, method: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = train()

@@ -326,7 +326,7 @@ def test_the_command_that_mutes(tmp_path: Path) -> None:
     assert mute_command(finding(invariants=()), (), tmp_path) == ""
 
 
-def test_verdicts_of_a_folder_that_tells_none(tmp_path: Path) -> None:
+def test_a_folder_without_verdicts_gives_none(tmp_path: Path) -> None:
     assert verdicts_of_run(write_run(tmp_path / "run", "train.py", training(2))) == ()
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "x").touch()

@@ -37,7 +37,7 @@ def violation(new_invariant: NewInvariant, rank: int, step: int = 1) -> Violatio
         ((0, 1), (), ""),
     ],
 )
-def test_a_finding_says_on_which_ranks_it_is_so(
+def test_a_finding_lists_its_ranks(
     new_invariant: NewInvariant, failed: tuple[int, ...], held: tuple[int, ...], ranks_text: str
 ) -> None:
     rule = new_invariant()
@@ -95,7 +95,7 @@ def test_uncalled_modules_have_no_mode(
     assert (diagnose(violation).slug == "training-in-evaluation-mode") == is_diagnosed
 
 
-def test_a_name_in_a_module_says_more_than_a_place_in_an_optimizer(new_invariant: NewInvariant) -> None:
+def test_a_module_name_precedes_an_optimizer_index(new_invariant: NewInvariant) -> None:
     def about(rule: Invariant, step: int, *variables: str) -> Violation:
         return Violation(rule, step, 0, 0, step, "train", 1, None, "", variables)
 

@@ -49,7 +49,7 @@ def test_several_programs_make_a_rule_general_and_several_runs_of_one_do_not() -
 # -- levels ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_name_is_followed_by_the_more_general_ones() -> None:
+def test_names_are_ordered_from_special_to_general() -> None:
     """AdamW is an Adam here, so what holds of either or of any optimizer holds of it; nothing is above an optimizer."""
     general = more_general(LEVELS)
     assert general == {
@@ -72,7 +72,7 @@ def test_the_general_class_replaces_two_classes(rule: Rules) -> None:
     assert general_of(rule(SGD), rule(ADAM)) is None, "neither is the other's kind"
 
 
-def test_it_speaks_only_under_no_stronger_condition(rule: Rules) -> None:
+def test_a_general_rule_needs_a_weaker_condition(rule: Rules) -> None:
     assert general_of(rule(SGD), rule(STEP, TRAINS)) is None
     assert general_of(rule(SGD, TRAINS), rule(STEP)) == rule(STEP)
     assert general_of(rule(SGD, TRAINS), rule(STEP, TRAINS)) == rule(STEP, TRAINS)
@@ -89,7 +89,7 @@ def test_a_weaker_condition_takes_evidence_of_its_own(rule: Rules) -> None:
         assert (by and by[0]) == expected
 
 
-def test_it_speaks_of_the_same_property_grain_and_relation(rule: Rules, new_invariant: Rules) -> None:
+def test_a_general_rule_has_the_same_property_grain_and_relation(rule: Rules, new_invariant: Rules) -> None:
     assert general_of(rule(SGD), rule(STEP, prop=CHANGES._replace(detail="is cleared"))) is None
     assert general_of(rule(SGD), new_invariant(CHANGES, subject=Subject(STEP, "parameter.data"))) is None
     assert general_of(rule(SGD), rule(STEP, relation="APISequence")) is None

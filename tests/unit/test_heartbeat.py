@@ -73,7 +73,7 @@ def test_the_heartbeat_idles_and_reports_the_last_window(heart: Heart) -> None:
     assert heart.it.rest() == 0.0
 
 
-def test_it_says_when_no_window_has_come_for_a_while() -> None:
+def test_a_missing_window_is_reported_after_a_while() -> None:
     clock, rests = Clock(), []
     it = Heartbeat(lambda: None, lambda: False, lambda error: None, clock, at_rest=lambda: rests.append(clock.now))
     it.feed(WINDOW)
@@ -118,7 +118,7 @@ def test_a_full_disk_is_reported_once_and_retried(heart: Heart) -> None:
     assert len(heart.faults) == 2  # there was time without trouble in between
 
 
-def test_it_beats_on_the_pipeline_s_thread_while_no_window_comes() -> None:
+def test_the_heartbeat_runs_on_the_pipeline_thread_when_idle() -> None:
     threads: list[str] = []
     heartbeat = Heartbeat(lambda: threads.append(threading.current_thread().name), lambda: False, lambda error: None)
     pipeline = Pipeline([("heartbeat", heartbeat.feed)], lambda name, error: None, heartbeat)

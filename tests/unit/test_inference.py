@@ -113,7 +113,7 @@ def rule_or_none(rules: Iterable[Invariant], subject: Subject, prop: Property) -
     return next((candidate for candidate in rules if (candidate.subject, candidate.property) == (subject, prop)), None)
 
 
-def test_the_general_class_speaks_for_the_special_one() -> None:
+def test_the_general_class_covers_the_special_one() -> None:
     book, journal = select_rules([tally("a.py", windows()), tally("b.py", windows(8, "Adam"))])
     subjects = {invariant.subject.api for invariant in book.invariants if invariant.property == CHANGES}
     assert subjects == {STEP}

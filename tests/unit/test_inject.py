@@ -173,7 +173,7 @@ def test_classes_are_patterns_too_and_outputs_may_be_nested() -> None:
     assert (output["a"][0] == 0).all() and output["i"].tolist() == [0, 1, 2] and injected.times == 1
 
 
-def test_nothing_is_left_behind_not_even_after_an_error() -> None:
+def test_injection_leaves_no_traces_even_after_an_error() -> None:
     model, x = Net(), torch.randn(2, 8, requires_grad=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     collective = torch.distributed.all_reduce

@@ -55,7 +55,7 @@ def test_dissimilar_candidates_are_not_found(journal: Journal) -> None:
     assert Journal().find("anything") == []
 
 
-def test_kept_ones_come_first_among_equals() -> None:
+def test_kept_candidates_come_first_among_equals() -> None:
     same = SENTENCES[0]
     journal_of_three = Journal([entry(same), entry(same, KEPT), entry(SENTENCES[2], KEPT)])
     assert [candidate.outcome for candidate in journal_of_three.find("zero_grad clears", most=2)] == [KEPT, DROPPED]
@@ -67,7 +67,7 @@ def test_an_id_finds_its_candidate(journal: Journal) -> None:
         assert [candidate.id for candidate in longer.find(name)] == [name]
 
 
-def test_forms_of_a_word_are_one_word() -> None:
+def test_word_forms_match() -> None:
     for forms in ("clear clears cleared clearing resets", "change changes changed changing updates", "stop stopping"):
         assert len(words(forms)) == 1, forms
     assert words("torch.nn.functional.crossEntropy2") == {"torch", "nn", "functional", "cros", "entropy", "2"}

@@ -66,7 +66,7 @@ def test_the_time_of_the_leading_finding_counts(seconds: float | None, ahead: fl
     assert seen.before_the_end == ahead
 
 
-def test_reports_are_alike_or_tell_where_they_are_not() -> None:
+def test_reports_are_equal_or_their_difference_is_named() -> None:
     other = replace(FINDING, variables=("Net.head.weight",))
     assert differing_findings(report(FINDING), report(FINDING)) == []
     assert len(differing_findings(report(FINDING), report(other))) == 2

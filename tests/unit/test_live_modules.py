@@ -159,7 +159,7 @@ class Trainer:
 trainer: Trainer | None = None
 
 
-def test_with_other_threads_models_are_found_through_global_variables_or_when_used() -> None:
+def test_with_several_threads_models_are_found_by_globals_or_use() -> None:
     global trainer
     trainer = Trainer()
     model = Sole()

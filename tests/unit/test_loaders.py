@@ -191,7 +191,7 @@ def test_an_iterator_without_a_fetch_is_no_epoch() -> None:
     assert ends(seen) == []
 
 
-def test_asking_again_after_the_end_says_nothing_new() -> None:
+def test_an_exhausted_iterator_records_nothing_new() -> None:
     with observing() as seen:
         batches = iter(DataLoader(numbers(2), batch_size=2))
         next(batches)

@@ -40,7 +40,7 @@ def test_a_reason_is_kept_in_one_line(book: Book, some_invariants: tuple[Invaria
         with_mutes(book, {"ffffffffff": "x"})
 
 
-def test_mutes_go_over_to_the_book_that_replaces_theirs(some_invariants: tuple[Invariant, ...]) -> None:
+def test_mutes_carry_over_to_the_replacing_book(some_invariants: tuple[Invariant, ...]) -> None:
     first, second, third, muted = some_invariants
     older = [replace(first, mute="a"), replace(second, mute="b"), muted]
     book, kept, lost = carry_over(Book((first, replace(second, mute="own"), third)), older)

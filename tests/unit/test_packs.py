@@ -236,7 +236,7 @@ def _fields(rule: Invariant) -> dict[str, object]:
     return {name: getattr(rule, name) for name in rule.__slots__}
 
 
-def test_a_bad_file_of_themes_is_said(tmp_path: Path) -> None:
+def test_a_bad_theme_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "themes.toml"
     for text, expected in (
         (None, "can be read"),

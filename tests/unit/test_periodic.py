@@ -70,7 +70,7 @@ def test_closure_calls_come_before_the_update() -> None:
     ]
 
 
-def test_behind_a_gap_the_first_update_of_an_optimizer_is_not_judged() -> None:
+def test_the_first_update_after_a_gap_is_not_judged() -> None:
     script = Script()
     for _ in range(4):
         script.window()
@@ -148,7 +148,7 @@ def rhythm(*changes: bool) -> list[bool]:
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
-def test_an_established_rhythm_is_kept(every: int) -> None:
+def test_an_established_interval_must_continue(every: int) -> None:
     period = [*[False] * (every - 1), True]
     assert rhythm(*period * ESTABLISHED) == []
     assert rhythm(*period * (ESTABLISHED + 2)) == [True, True]
@@ -288,7 +288,7 @@ def test_work_after_each_epoch_implies_epochs(api: str) -> None:
     assert occasion.failed == {REACHES} and value_of(occasion.context, "updated") is False
 
 
-def test_a_pass_that_is_left_when_the_next_begins() -> None:
+def test_an_epoch_abandoned_at_the_next_start() -> None:
     script = epochs(3, 3)
     left: Any = ("loader.batches", "DataLoader#1", 2, "live", facts(last_batch=False))
     script.window().iterate("DataLoader#1", 3)
@@ -300,7 +300,7 @@ def test_a_pass_that_is_left_when_the_next_begins() -> None:
     assert verdicts(occasions, REACHES) == [False]  # and nothing is said once one was cut
 
 
-def test_a_look_before_any_update_is_no_pass_that_was_left() -> None:
+def test_reading_data_before_any_update_is_no_epoch() -> None:
     script = Script()
     script.window("setup").iterate("DataLoader#1", 3)
     script.exhaust(1, last=False)
@@ -372,7 +372,7 @@ def test_a_learning_rate_rests_after_its_horizon() -> None:
     assert of(scheduled(0.5, 0.4, total=None), subject) == []
 
 
-def test_a_scheduler_gets_as_far_as_it_was_made_for() -> None:
+def test_a_scheduler_reaches_its_planned_length() -> None:
     subject, reaches = Subject("scheduler.last_epoch", "run"), Property("reaches", "scheduler.total")
     assert verdicts(of(scheduled(*[0.1] * 5, total=5), subject), reaches) == [True]
     assert verdicts(of(scheduled(*[0.1] * 5, total=50), subject), reaches) == [False]

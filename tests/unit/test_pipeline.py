@@ -108,7 +108,7 @@ def test_windows_that_wait_are_bounded_in_memory_as_well(log: StageLog) -> None:
     assert log.windows == [0, 9]
 
 
-def test_windows_that_come_fast_are_worked_off_in_rows(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_windows_are_processed_in_batches(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1.0)
     monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 2)
     at: list[float] = []
@@ -137,7 +137,7 @@ def that_waits(log: StageLog, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
 
 @pytest.mark.parametrize("events, windows", [(0, pipelines.MAX_TOGETHER + 1), (200_000, 2)])
-def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
+def test_many_or_large_windows_end_a_batch(
     events: int, windows: int, log: StageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = that_waits(log, monkeypatch)
@@ -194,7 +194,7 @@ def test_final_actions_run_separately_after_all_windows(log: StageLog) -> None:
     assert order == ["after 50"] and log.faults == [("trace", "OSError")]
 
 
-def test_no_thread_of_ours_is_there_in_a_fork(log: StageLog) -> None:
+def test_a_fork_has_no_background_thread(log: StageLog) -> None:
     pipeline = Pipeline([("good", log.take)], log.fault)
     pipeline.start()
     pipeline.put(window(0))
@@ -234,7 +234,7 @@ def test_there_may_be_no_more_threads(log: StageLog, monkeypatch: pytest.MonkeyP
     assert pipeline.close() == "" and log.windows == [0, 1]
 
 
-def test_something_is_done_while_no_window_comes(log: StageLog) -> None:
+def test_idle_stages_run_without_windows(log: StageLog) -> None:
     class Idle:
         beats = 0
 

@@ -258,7 +258,7 @@ def test_lines_of_which_plain_runs_have_unequal_counts_are_not_compared() -> Non
     assert output.merge_unsteady([{"a": {1}, "b": {2}}, {"a": {3}, "b": None}]) == {"a": {1, 3}, "b": None}
 
 
-def test_stderr_may_say_more_but_not_less() -> None:
+def test_stderr_may_have_additional_lines_only() -> None:
     assert output.lost(["a", "b"], ["x", "b", "a"], {}) == []
     assert output.lost(["a", "b"], ["b"], {}) == ["a"]
     assert output.new_warnings(["<place>: UserWarning: old"], ["<place>: UserWarning: new", "note"]) == [

@@ -66,7 +66,7 @@ def test_ranks_meet_in_a_collective_for_the_same_purpose() -> None:
     assert verdicts(over(dense + dense, dense), WHOLE, SAME_PURPOSE) == [], "nobody knows which one is missing"
 
 
-def test_whole_numbers_are_compared_under_each_word_of_the_name_of_a_function() -> None:
+def test_integers_are_compared_by_words_of_the_function_name() -> None:
     def returned(name: str, value: int) -> str:
         return f'  project {name} result={{"value":{value}}}\n'
 
@@ -78,7 +78,7 @@ def test_whole_numbers_are_compared_under_each_word_of_the_name_of_a_function() 
             assert verdicts(occasions, Subject("functions named get", "ranks"), SAME_NUMBER) == []
 
 
-def test_an_exchange_tells_whether_it_was_told_how_much_goes_where() -> None:
+def test_exchanges_record_whether_sizes_are_given() -> None:
     def exchange(sizes: str, splits: str) -> str:
         return f"  lifecycle torch.distributed.all_to_all_single args={{{splits}}}\n    tensor input float32[{sizes}]\n"
 
@@ -120,7 +120,7 @@ def test_both_ends_of_a_message_may_be_in_different_steps() -> None:
     assert verdicts(over(message("send", 1, 1, fingerprint=3), "", relation=relation), WHOLE, INTACT) == [True]
 
 
-def test_what_was_only_started_has_been_received_when_it_was_waited_for() -> None:
+def test_asynchronous_messages_are_received_at_wait() -> None:
     wait = (
         '  lifecycle torch.distributed.Work.wait result={"started":0}\n    tensor received float32[4] fingerprint=9\n'
     )
@@ -129,7 +129,7 @@ def test_what_was_only_started_has_been_received_when_it_was_waited_for() -> Non
     assert verdicts(over(message("isend", 1, 1, fingerprint=9), receives), WHOLE, INTACT) == []
 
 
-def test_what_two_ranks_send_each_other_has_the_same_shape() -> None:
+def test_exchanged_tensors_have_the_same_shape() -> None:
     first = message("isend", 1, 1, "float32[4,8]") + message("irecv", 1, 1, "float32[64]")
     for shape, holds in (("4,8", True), ("5,8", False)):
         occasions = over(first, message("isend", 0, 1, f"float32[{shape}]") + message("irecv", 0, 1, "float32[64]"))
@@ -137,13 +137,13 @@ def test_what_two_ranks_send_each_other_has_the_same_shape() -> None:
     assert verdicts(over(first, message("irecv", 0, 1, "float32[64]")), WHOLE, EVEN) == []
 
 
-def test_different_numbers_of_messages_are_different_things() -> None:
+def test_different_message_counts_are_compared_separately() -> None:
     """Two tensors go forward to the next stage, and one gradient comes back."""
     forward = message("isend", 1, 1, "float32[4,8]") + message("isend", 1, 2, "float32[4]")
     assert verdicts(over(forward, message("isend", 0, 1, "float32[5,8]")), WHOLE, EVEN) == []
 
 
-def test_functions_that_only_some_ranks_have_say_nothing_of_the_purpose() -> None:
+def test_functions_of_some_ranks_only_are_not_compared() -> None:
     first, last = (collective("broadcast", purpose=f"{name}.run()") for name in ("First", "Last"))
     assert verdicts(over(first, last), WHOLE, SAME_PURPOSE) == [True]
 
@@ -164,7 +164,7 @@ def differing(occasions: list[Occasion], prop: Property) -> tuple[tuple[int, ...
     return *occasion.differing, occasion.note
 
 
-def test_the_rank_whose_collectives_differ_is_told() -> None:
+def test_the_rank_with_other_collectives_is_named() -> None:
     reduce, gather = collective("all_reduce", ranks="0-2"), collective("all_gather", ranks="0-2")
     orders = (reduce + gather, gather + reduce, reduce + gather, "")
     note = "rank 1 differs from ranks 0, 2 in the order of its collectives"
@@ -175,7 +175,7 @@ def test_the_rank_whose_collectives_differ_is_told() -> None:
     assert differing(over(*purposes), SAME_PURPOSE)[:2] == ((1,), 3)
 
 
-def test_the_ranks_that_get_other_values_are_told_for_each_of_them() -> None:
+def test_ranks_with_other_values_are_named_for_each_message() -> None:
     def scaled(by: int, size: int) -> str:
         return f'  project train.scale args={{"by":{by},"size":{size}}}\n'
 
@@ -187,7 +187,7 @@ def test_the_ranks_that_get_other_values_are_told_for_each_of_them() -> None:
     assert differing(occasions, distinct) == ((0, 1, 3), 4, "ranks 0, 1, 3 had the same value of by")
 
 
-def test_of_a_message_both_ends_are_told() -> None:
+def test_both_ends_of_a_message_are_named() -> None:
     def end(name: str, peer: int, size: int) -> str:
         facts = f'{{"peer":{peer},"number":0}}'
         return f"  lifecycle torch.distributed.{name} result={facts}\n    tensor tensor float32[{size}]\n"

@@ -162,7 +162,7 @@ def test_a_rank_that_never_connects_is_reported_once(begin: Begin, monkeypatch: 
 
 
 @pytest.mark.parametrize("folder", ["one", ""])
-def test_a_job_that_ends_before_all_have_come(begin: Begin, folder: str) -> None:
+def test_a_job_that_ends_before_all_ranks_connect(begin: Begin, folder: str) -> None:
     """Where files may be compared that is left to them; else it is told."""
     ranks = begin([folder, folder], size=3)
     for rank in ranks:
@@ -318,7 +318,7 @@ def test_the_port_is_open_where_the_job_finds_the_first_rank_and_nowhere_else() 
         b"\x00\x00\x03\xff" + b"\x91" * 1023,
     ],
 )
-def test_a_stranger_is_sent_away_whatever_it_says(payload: bytes) -> None:
+def test_a_foreign_connection_is_rejected(payload: bytes) -> None:
     """Among others by what claims to be longer than a greeting, and by lists in lists."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())

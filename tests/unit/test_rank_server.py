@@ -226,7 +226,7 @@ def test_windows_dropped_by_a_peer_are_reported(job: Callable[[int], First]) -> 
     assert "too many ranks differed, or were too slow" in comparison.not_compared[0]
 
 
-def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(
+def test_a_late_reply_is_not_used_for_the_next_request(
     job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, windows, slow = job(2), updates(1, 4), threading.Event()

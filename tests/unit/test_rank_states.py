@@ -154,7 +154,7 @@ def test_the_note_gives_the_last_step_of_a_killed_partial_recording(tmp_path: Pa
     assert report.run["recorded"] == (6, 8)
 
 
-def test_ranks_that_no_rule_speaks_of_are_not_said_to_agree(tmp_path: Path) -> None:
+def test_ranks_without_a_rule_are_not_reported_as_agreeing(tmp_path: Path) -> None:
     report = check_folder(recorded(tmp_path, {0: trained(0), 1: trained(1)}, 2).path, Book(())).report
     assert [(state.end, state.compared) for state in report.ranks] == [(ENDED, None)] * 2
 

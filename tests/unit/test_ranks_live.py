@@ -137,7 +137,7 @@ def test_a_rank_without_a_recording_is_reported(tmp_path: Path, rules: list[Inva
     assert comparison.not_compared == ("rank 1 of job job left no recording",) and comparison.outcome.steps == STEPS
 
 
-def test_a_folder_that_is_deleted_ends_the_comparison_with_a_word(tmp_path: Path, rules: list[Invariant]) -> None:
+def test_a_deleted_folder_ends_the_comparison_with_a_message(tmp_path: Path, rules: list[Invariant]) -> None:
     job = Job(tmp_path)
     with Follower(job.run, rules, lambda _: None, pause=0.01) as follower:
         for file in job.run.path.iterdir():

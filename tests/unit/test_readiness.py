@@ -77,7 +77,7 @@ def forgotten(model: nn.Sequential) -> None:
 
 
 @pytest.mark.parametrize(("prepare", "effective"), [(called, True), (frozen_by_hand, True), (forgotten, False)])
-def test_a_train_of_ones_own_takes_effect_before_training(
+def test_a_custom_train_method_is_called_before_training(
     prepare: Callable[[nn.Sequential], None], effective: bool
 ) -> None:
     with observing() as seen:
@@ -189,7 +189,7 @@ def test_an_update_while_the_model_is_built_counts() -> None:
     assert verdicts(of(seen, BUFFER_DATA), FIRST_UPDATED) == [True]
 
 
-def test_a_buffer_that_was_set_or_loaded_is_no_longer_what_it_was_made_with() -> None:
+def test_a_set_or_loaded_buffer_loses_its_start_value() -> None:
     with observing() as seen:
         model = nn.Sequential(Estimated(torch.randn(3)))
         model.load_state_dict(nn.Sequential(Estimated(torch.randn(3))).state_dict())
@@ -203,7 +203,7 @@ def test_a_buffer_that_was_set_or_loaded_is_no_longer_what_it_was_made_with() ->
 
 
 @pytest.mark.parametrize(("initial", "goes_on"), [(0.4, True), (0.1, True), (0.1, False)])
-def test_an_optimizer_that_goes_on_has_the_settings_of_the_one_before(initial: float, goes_on: bool) -> None:
+def test_a_resumed_optimizer_has_the_earlier_settings(initial: float, goes_on: bool) -> None:
     with observing() as seen:
         model = nn.Linear(3, 1)
         optimizer = torch.optim.Adam([{"params": model.parameters(), "initial_lr": 0.4}], lr=0.1)

@@ -237,7 +237,7 @@ def test_the_order_of_two_calls_that_change_the_same_state() -> None:
     assert wrong in bad.held and right in (bad.failed or ())
 
 
-def test_calls_that_change_different_things_have_no_order() -> None:
+def test_calls_that_change_different_variables_have_no_order() -> None:
     (occasion,) = of(APISequence, windows(GOOD, GOOD), CYCLE)
     assert not any(
         "DataLoader" in f"{prop.object} {prop.detail}" for prop in {*occasion.held, *(occasion.failed or ())}
@@ -291,7 +291,7 @@ def test_transitions() -> None:
     assert set(possible("some")) & set(possible("none")) == {"changes", "does not change"}
 
 
-def test_apis_as_people_say_them() -> None:
+def test_apis_are_shown_by_common_names() -> None:
     assert short("torch.optim.Optimizer.step") == "Optimizer.step"
     assert short("torch.autograd.backward") == "backward"
     assert short("train.Trainer.fit") == "train.Trainer.fit"

@@ -66,7 +66,7 @@ def verdicts(occasions: list[Occasion], **required: Any) -> list[bool]:
     ]
 
 
-def test_an_update_uses_the_same_gradient_of_what_is_the_same_before_it() -> None:
+def test_equal_parameters_have_equal_gradients_in_an_update() -> None:
     first = {"a": Update(1, 5, 2)}
     assert verdicts(across(ranks((first, first)), USED_GRAD), same_before=True, copies=True) == [True]
     second = {"a": Update(1, 6, 3)}
@@ -75,7 +75,7 @@ def test_an_update_uses_the_same_gradient_of_what_is_the_same_before_it() -> Non
     assert verdicts(across(ranks((first, shard)), USED_GRAD), same_before=False, copies=False) == [False]
 
 
-def test_what_was_the_same_after_an_update_is_a_replica_from_then_on() -> None:
+def test_parameters_equal_after_an_update_become_replicas() -> None:
     before, after = {"a": Update(1, 5, 2), "s": Update(3, 7, 4)}, {"a": Update(1, 5, 2), "s": Update(8, 7, 9)}
     later = {"a": Update(2, 5, 3), "s": Update(4, 7, 5)}, {"a": Update(2, 6, 4), "s": Update(9, 7, 6)}
     occasions = across(ranks((before, after), later), USED_GRAD)
@@ -102,7 +102,7 @@ def test_equal_values_and_gradients_leave_equal_values() -> None:
     assert verdicts(across(ranks((first, first)), DATA), same_before=True, same_grad=True) == [True]
 
 
-def test_what_optimizers_are_built_with_is_compared_before_the_first_step() -> None:
+def test_optimizer_settings_are_compared_before_the_first_step() -> None:
     def built(**values: int) -> Window:
         reads = "".join(f"    reading parameter.first_data {name} {value}\n" for name, value in values.items())
         call = "  lifecycle torch.optim.SGD.__init__ < torch.optim.Optimizer.__init__ receiver=SGD\n"
@@ -178,7 +178,7 @@ def demanding(*quantities: str) -> Demand:
 
 
 @pytest.mark.usefixtures("job")
-def test_what_an_update_is_given_is_read_before_it() -> None:
+def test_update_inputs_are_read_before_the_update() -> None:
     windows = trained(demanding(USED_DATA, USED_GRAD))
     of = {
         attribute: [
@@ -213,7 +213,7 @@ def test_each_batch_of_the_model_is_read() -> None:
 
 
 @pytest.mark.usefixtures("job")
-def test_what_an_optimizer_is_built_with_is_read() -> None:
+def test_optimizer_settings_are_read() -> None:
     demand = Demand.of_calls("torch.optim.Optimizer.__init__") | Demand.of_readings("parameter.first_data")
     assert [reading.variable for reading in trained(demand)] == ["Linear.weight", "Linear.bias"]
 
@@ -239,7 +239,7 @@ def test_the_rank_that_differs_from_most_is_named(grads: tuple[int, ...], note: 
     assert all(occasion.note == "" for occasion in occasions if occasion.held)
 
 
-def test_of_shards_only_those_are_set_against_each_other_that_hold_the_same() -> None:
+def test_only_equal_shards_are_compared() -> None:
     """Ranks 0 to 2 hold one half of a parameter, ranks 3 to 5 the other one."""
     updates = ((1, 7, 20), (1, 8, 21), (1, 7, 20), (2, 9, 30), (2, 9, 30), (2, 9, 30))
     occasions = across(ranks(tuple({"w": Update(*update)} for update in updates)), USED_GRAD)
@@ -268,7 +268,7 @@ def test_shards_that_are_replicated_are_compared_with_their_replicas() -> None:
     assert note.endswith(" in the value before the update, though an earlier update left the same")
 
 
-def test_what_should_have_kept_replicas_together_is_told() -> None:
+def test_differing_updates_with_equal_inputs_have_a_note() -> None:
     occasions = across(ranks(({"a": Update(1, 5, 2)}, {"a": Update(1, 5, 3)})), DATA)
     assert [occasion.note.rpartition(", ")[2] for occasion in occasions] == [
         "though value and gradient were the same before it"

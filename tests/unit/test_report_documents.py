@@ -67,7 +67,7 @@ def test_junit_never_calls_a_run_clean_in_which_nothing_was_judged(clean_report:
     assert case[0].tag == "skipped" and "Nothing was checked" in case[0].attrib["message"]
 
 
-def test_junit_says_when_it_was(clean_report: Report) -> None:
+def test_junit_has_the_start_time(clean_report: Report) -> None:
     run = {"started": "2026-01-02T03:04:05+00:00", "ended": "2026-01-02T03:05:06+00:00"}
     (suite,) = junit(replace(clean_report, run=run))
     assert (suite.attrib["timestamp"], suite.attrib["time"]) == ("2026-01-02T03:04:05", "61.000")
@@ -172,7 +172,7 @@ def test_github_annotates_the_line(some_report: Report) -> None:
     assert nothing.startswith("::warning title=TrainCheck::Nothing was checked")
 
 
-def test_github_is_given_one_command_a_finding_whatever_it_says() -> None:
+def test_github_gets_one_command_per_finding() -> None:
     lines = list(commands(REPORTS["hostile"]))
     assert len(lines) == len(HOSTILE)
     for line in lines:
@@ -224,7 +224,7 @@ def test_markdown_has_a_table_and_advice(some_report: Report) -> None:
     assert len(markdown_of(REPORTS["many"])) < 100_000
 
 
-def test_markdown_of_strangers_is_text() -> None:
+def test_untrusted_markdown_is_escaped() -> None:
     body = rendered(markdown_of(REPORTS["hostile"]))
     own = {"body", "h2", "h3", "p", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "strong", "code"}
     assert {element.tag for element in body.iter()} <= own

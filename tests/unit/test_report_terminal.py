@@ -224,7 +224,7 @@ def test_invariants_are_selected_by_text_relation_and_severity(some_invariants: 
     assert selected(some_invariants, "backward EventContain") == ()
 
 
-def test_a_book_as_data_names_things_as_its_lines_do(some_invariants: tuple[Invariant, ...]) -> None:
+def test_book_data_uses_the_keys_of_the_file(some_invariants: tuple[Invariant, ...]) -> None:
     data = book_data(some_invariants)
     assert data[0]["id"] == some_invariants[0].id
     assert data[0]["precondition"] == [{"fact": "grads", "is_not": "none"}, {"fact": "stage", "is": "train"}]

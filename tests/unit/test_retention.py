@@ -118,7 +118,7 @@ def test_findings_are_recorded_with_neighbouring_windows(
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=200), st.sets(st.integers(0, 200), max_size=3), st.booleans())
-def test_memory_is_bounded_whatever_comes(sizes: list[int], flagged: set[int], begins: bool) -> None:
+def test_memory_is_bounded(sizes: list[int], flagged: set[int], begins: bool) -> None:
     most = 100
     stretches, recorded = Retention(most), []
     for index, size in enumerate(sizes, FIRST_STEPS + 1):

@@ -172,7 +172,7 @@ def test_a_segment_that_cannot_be_removed_ends_the_recording(tmp_path: Path, mon
     assert bytes_in(tmp_path) <= MOST + SEGMENT
 
 
-def test_a_recording_with_gaps_is_learned_from_and_says_so(tmp_path: Path) -> None:
+def test_learning_from_a_recording_with_gaps_is_reported(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", Manifest(script="train.py"))
     write(folder.path, windows(400)).close()
     whole = write_run(tmp_path / "whole", "train.py", windows(10))

@@ -128,7 +128,7 @@ def test_rules_of_a_relation_that_is_not_installed_are_kept(make: Rules) -> None
 # -- what says more of the same ----------------------------------------------------------------------------------------
 
 
-def test_a_fixed_argument_says_more(make: Rules) -> None:
+def test_a_fixed_argument_is_more_specific(make: Rules) -> None:
     assert left([make("f", "g"), make("f", "g", "training=True")]) == {("f", "g", "training=True")}
     weaker = make("f", "g", "training=True", severity=NOTICE)
     assert len(left([make("f", "g"), weaker])) == 2
@@ -136,12 +136,12 @@ def test_a_fixed_argument_says_more(make: Rules) -> None:
     assert len(left([make("f", "g"), other])) == 2
 
 
-def test_an_argument_that_fewer_programs_gave_says_less_of_the_others(make: Rules) -> None:
+def test_an_argument_of_fewer_programs_is_less_specific(make: Rules) -> None:
     plain, with_argument = make("f", "g", origin=("a.py", "b.py")), make("f", "g", "x=True", origin=("a.py",))
     assert dropped([plain, with_argument]) == []
 
 
-def test_relations_tell_which_of_their_properties_say_more() -> None:
+def test_relations_order_their_properties_by_strength() -> None:
     """Who has the shape has the batch; who is as long as a number is no longer; not the other way round."""
     shape, batch = (
         Property(results.RETURNS_SIZE, "shape of x", "result[0]"),
@@ -171,7 +171,7 @@ def test_relations_tell_which_of_their_properties_say_more() -> None:
         ),
     ],
 )
-def test_the_weaker_word_on_a_size_is_left_out(more: Property, less: Property, new_invariant: Rules) -> None:
+def test_the_weaker_size_rule_is_removed(more: Property, less: Property, new_invariant: Rules) -> None:
     def rule(prop: Property, clauses: tuple[Clause, ...] = ()) -> Invariant:
         return new_invariant(prop, clauses, relation="APIOutput", subject=Subject("train.f", GRAIN))
 

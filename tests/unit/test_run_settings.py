@@ -36,7 +36,7 @@ def restored(settings: Settings, folder: Path) -> Settings:
     return replace(settings, run_folder=str(folder), installed_sources=adds_sources)
 
 
-def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
+def test_settings_round_trip(tmp_path: Path) -> None:
     in_folder = replace(FULL, books=(str(tmp_path / "book.jsonl"), "/books/a.jsonl"))
     for settings in (FULL, in_folder, Settings("/r", "collect")):
         settings.write(tmp_path / "session.json")
@@ -65,7 +65,7 @@ def test_a_field_of_a_newer_version_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"run_folder": "/r"}', '{"run_folder": "/r", "mode": "watch"}'])
-def test_what_is_no_settings_is_said_to_be_none(tmp_path: Path, text: str) -> None:
+def test_invalid_settings_are_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "session.json"
     path.write_text(text)
     with pytest.raises(SessionUnreadable, match=r"session\.json"):
@@ -80,7 +80,7 @@ def test_missing_settings_and_an_unwritable_place(tmp_path: Path) -> None:
         FULL.write(tmp_path / "file" / "session.json")
 
 
-def test_the_environment_of_children_adds_two_things() -> None:
+def test_the_environment_of_children_has_two_additions() -> None:
     made = child_processes.environment({"A": "1", "PYTHONPATH": "x:y"}, "/r/session.json")
     assert made == {
         "A": "1",

@@ -81,7 +81,7 @@ def test_the_interval_is_the_smallest_that_keeps_to_the_share(share: float, expe
     assert budget.interval == expected
 
 
-def test_a_slow_step_now_and_then_says_nothing() -> None:
+def test_occasional_slow_steps_do_not_count() -> None:
     budget = Budget(0.01)
     for number in range(40):
         slow = 50.0 if number % 4 == 0 else 0.0
@@ -126,7 +126,7 @@ def test_it_is_bounded() -> None:
     assert budget.interval == WIDEST
 
 
-def test_waiting_for_an_accelerator_is_not_ours_alone() -> None:
+def test_waiting_for_an_accelerator_is_not_all_overhead() -> None:
     """Our own work takes 80 ms of a step, nearly all of it waiting for what the program has asked for."""
     budget = Budget(0.01, waits=True)
     for _ in range(10):

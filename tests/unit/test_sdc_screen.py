@@ -86,7 +86,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_known_fingerprints_come_back(file: Path) -> None:
+def test_known_fingerprints_round_trip(file: Path) -> None:
     stored = read_reference(file)
     assert stored.fingerprints == GOOD and stored.software == SOFTWARE
     stored.check_comparable(file, {"workload": "w"}, SOFTWARE)
@@ -197,7 +197,7 @@ def test_ctrl_c_leaves_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         screen(screening, [CPU], lambda software: None, lambda phase, done, total: None)
 
 
-def test_the_command_says_it_as_json_and_by_its_exit_code(tmp_path: Path) -> None:
+def test_the_command_prints_json_and_sets_the_exit_code(tmp_path: Path) -> None:
     words = (
         "--workload",
         "decoder-tiny",

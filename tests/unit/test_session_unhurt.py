@@ -128,7 +128,7 @@ def test_a_folder_that_is_deleted(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_an_error_of_the_program_is_not_hidden_by_ours(tmp_path: Path, book: Path) -> None:
+def test_internal_errors_do_not_hide_program_errors(tmp_path: Path, book: Path) -> None:
     run = traincheck.observe(tmp_path / "run", book)
     with pytest.raises(ValueError, match="the program's own"), run, faults.failing_at(RunFolder, "_replace", full):
         raise ValueError("the program's own")
@@ -194,7 +194,7 @@ def test_a_finding_that_cannot_be_shown_still_stops(tmp_path: Path, book: Path) 
     assert run.report is not None and [finding.severity for finding in run.report.findings] == ["error"]
 
 
-def test_words_of_the_program_raise_nothing(tmp_path: Path) -> None:
+def test_odd_program_texts_raise_nothing(tmp_path: Path) -> None:
     from traincheck.sources.recording.step_tracker import StepTracker
 
     with traincheck.observe(tmp_path / "run"), broken(StepTracker, "explicit_step", MemoryError):

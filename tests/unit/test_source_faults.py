@@ -150,7 +150,7 @@ def depths(windows: Iterable[Window]) -> Depths:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_an_interrupt_in_a_callback_reaches_the_program_which_may_go_on(
+def test_an_interrupt_in_a_callback_reaches_the_program(
     callbacks: dict[Callback, list[tuple[Part, int]]], expected: dict[Part, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignored: list[object] = []

@@ -194,6 +194,6 @@ def test_the_names_of_a_module_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("ranks", "text"), [([0, 1, 2, 3], "0-3"), ([4, 0, 2], "0+2+4"), ([0, 1, 5], "0-1+5"), ([7], "7")]
 )
-def test_groups_in_few_words(ranks: list[int], text: str) -> None:
+def test_groups_have_short_names(ranks: list[int], text: str) -> None:
     assert ranks_as_text(ranks) == text
     assert [rank for rank in range(9) if is_member(rank, text)] == sorted(ranks)

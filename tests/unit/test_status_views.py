@@ -66,7 +66,7 @@ def test_ends_are_distinguished() -> None:
     assert "deleted" in ending(state=DELETED)
 
 
-def test_states_of_ranks_say_since_when() -> None:
+def test_states_of_ranks_show_their_start() -> None:
     ranks = [replace(RANK, state=state, silent=61.0, resting=7300.0) for state in (SILENT, RESTING, STARTING, TRAINING)]
     assert [status_phrases.standing(rank) for rank in ranks] == [
         "silent for 61 s",
@@ -76,7 +76,7 @@ def test_states_of_ranks_say_since_when() -> None:
     ]
 
 
-def test_plain_lines_come_when_something_has_changed_or_time_has_passed(some_report: Report) -> None:
+def test_plain_lines_follow_changes_or_intervals(some_report: Report) -> None:
     view, text, clock = plain()
     for _ in range(5):
         view.look([], STATUS)

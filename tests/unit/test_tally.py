@@ -108,7 +108,7 @@ def test_failures_have_a_sketch_of_their_own() -> None:
     assert (count_of(tally).seen, count_of(tally).missed) == (1 << 0 | 1 << 1 | 1 << 4 | 1 << 9, 1 << 4 | 1 << 9)
 
 
-def test_in_a_closed_world_a_window_without_the_property_is_missed() -> None:
+def test_closed_world_windows_without_the_property_count() -> None:
     tally = Tally("a.py", "")
     for index in range(4):
         tally.add_occasions("R", [Occasion(F, (), {X, Y} if index == 2 else {X}, None, 0)], index)

@@ -102,7 +102,7 @@ def test_progress_goes_from_nothing_to_all(sources: list[Path]) -> None:
     assert {activity for activity, _, _ in reports} == {f"reading {source}" for source in sources}
 
 
-def test_counts_of_a_relation_that_is_not_installed_are_left_out_and_said_so(folder: Path) -> None:
+def test_counts_of_missing_relations_are_skipped_and_reported(folder: Path) -> None:
     tally = Tally("a.py", "", "r")
     tally.add_occasions("Elsewhere", [Occasion(Subject("f"), (), {Property("holds", "x")}, None, 0)] * 2, 0)
     tally.windows = 1

@@ -53,7 +53,7 @@ def test_a_new_folder_has_a_manifest(run: RunFolder) -> None:
     assert "environment" not in stored
 
 
-def test_a_folder_that_holds_something_is_left_alone(run: RunFolder, tmp_path: Path) -> None:
+def test_a_nonempty_folder_stays_unchanged(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(RunFolderInUse, match="TrainCheck did not change it"):
         RunFolder.create(run.path, Manifest())
     assert run.manifest == MANIFEST
@@ -97,7 +97,7 @@ def test_opening_another_folder_is_reported(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
-def test_each_folder_has_a_word_of_its_own(tmp_path: Path) -> None:
+def test_run_ids_are_unique(tmp_path: Path) -> None:
     words = [RunFolder.create(tmp_path / str(number), Manifest()).manifest.id for number in range(2)]
     assert all(words) and len(set(words)) == 2
 

@@ -37,7 +37,7 @@ def windows() -> list[Window]:
     return from_text(TRACE)
 
 
-def test_windows_come_back_and_an_idle_process_leaves_no_file(tmp_path: Path, windows: list[Window]) -> None:
+def test_windows_round_trip_and_an_idle_process_leaves_no_file(tmp_path: Path, windows: list[Window]) -> None:
     with TraceWriter(tmp_path, 0, 0) as writer:
         assert not writer.path.exists()
         for window in windows:

@@ -203,7 +203,7 @@ def test_impossible_trackers_are_reported_before_the_program_starts(
         monitoring.trackers(config(folder, "wandb=a/b/c"))
 
 
-def test_ours_load_without_their_libraries() -> None:
+def test_built_in_trackers_load_without_their_libraries() -> None:
     before = set(sys.modules)
     assert list(plugins.load("traincheck.trackers", only=plugins.TRACKERS)) == ["tensorboard", "wandb", "mlflow"]
     assert not {"wandb", "mlflow", "tensorboard", "torch"} & (set(sys.modules) - before)
@@ -215,7 +215,7 @@ def test_ours_load_without_their_libraries() -> None:
 @pytest.mark.parametrize(
     "name", ["tensorboard", *(pytest.param(library, marks=pytest.mark.slow) for library in ("wandb", "mlflow"))]
 )
-def test_ours_conform(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_trackers_conform(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(name)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))

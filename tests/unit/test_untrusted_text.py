@@ -129,7 +129,7 @@ def test_errors_repeat_a_file_as_it_is(tmp_path: Path, capsys: pytest.CaptureFix
     assert "report-unreadable" in shown(capsys, "report", str(tmp_path / "run"))
 
 
-def test_a_line_and_lines_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     for tell in (out, say, log_warning, lambda text: out_json({"x": text})):
         tell(STEERING)
         captured = capsys.readouterr()

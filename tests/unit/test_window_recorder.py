@@ -133,7 +133,7 @@ def test_partial_recordings_begin_with_repeated_values(tmp_path: Path) -> None:
     assert all(set(range(first, last + 1)).isdisjoint(run.steps) for first, last in removed_steps(tmp_path / NAME))
 
 
-def test_a_recording_that_cannot_be_written_holds_nothing_and_says_so_once(tmp_path: Path) -> None:
+def test_an_unwritable_recording_is_empty_and_reported_once(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(200)
     os.unlink(tmp_path / NAME)  # noqa: PTH108  # as somebody does who tidies up

@@ -43,7 +43,7 @@ def wait_long(number: int) -> int:
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])
-def test_results_come_with_their_places(jobs: int) -> None:
+def test_results_have_their_indices(jobs: int) -> None:
     assert sorted(run_in_workers(double, range(5), jobs)) == [(index, 2 * index) for index in range(5)]
     assert list(run_in_workers(double, [], jobs)) == []
 
@@ -57,7 +57,7 @@ def test_our_errors_travel_as_they_are(jobs: int) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_fault_of_ours_says_where() -> None:
+def test_an_internal_fault_names_its_location() -> None:
     with pytest.raises(RuntimeError, match=r"over 0:\n(.|\n)*ZeroDivisionError"):
         list(run_in_workers(stumble, [1, 0, 2], 2))
 
@@ -76,7 +76,7 @@ def test_closing_the_results_stops_the_workers() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_ctrl_c_is_heard_as_before_and_not_by_the_workers() -> None:
+def test_ctrl_c_reaches_the_main_process_only() -> None:
     results = run_in_workers(wait_long, [0, 1], 2)
     next(results)
     for child in multiprocessing.active_children():

@@ -77,7 +77,7 @@ def test_a_late_first_gradient_is_not_reported() -> None:
     assert failures(windows(2 * LONG, lambda step, name: "zero" if name == "a" and step < LONG else "some")) == []
 
 
-def test_behind_a_gap_the_first_steps_are_over() -> None:
+def test_a_gap_ends_the_first_steps() -> None:
     relation = ZeroGradients()
     those = windows(3 * FIRST, lambda step, name: "zero")
     occasions = [occasion for window in those[: FIRST - 1] for occasion in relation.occasions(window)]

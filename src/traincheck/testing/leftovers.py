@@ -4,7 +4,7 @@ For the tests of a package that brings its own source::
 
     from traincheck.testing.leftovers import differences, object_state, process_state
 
-    def test_nothing_is_left() -> None:
+    def test_no_leftovers() -> None:
         before = process_state()
         with observing_with(MySource()):
             train()
