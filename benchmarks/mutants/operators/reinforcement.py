@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.mutants.model_queries import (
     averaged,
     calls,
+    enclosing_class,
     function_name,
     is_method,
     mentions,
@@ -19,7 +20,7 @@ from benchmarks.mutants.model_queries import (
     without_factor,
 )
 from benchmarks.mutants.operator import operator
-from benchmarks.mutants.queries import assignments, dotted, is_evaluation, method_calls, scope
+from benchmarks.mutants.queries import assignments, dotted, is_evaluation, method, method_calls, scope
 from benchmarks.mutants.script import Edit, Script
 
 Mutants = Iterator[Sequence[Edit]]
@@ -90,6 +91,9 @@ def _weighted(node: ast.expr) -> ast.expr | None:
 def target_update_reversed(script: Script) -> Mutants:
     """The update of the target runs in the wrong direction: the trained network is overwritten by the target."""
     for target, online, statement in averaged(script):
+        owner = enclosing_class(script, statement)
+        if owner is not None and method(owner, "forward") is not None and ".data" not in script.source(statement):
+            continue  # autograd notices that the update changes the weights between forward and backward
         if isinstance(statement, ast.For):
             assert isinstance(statement.iter, ast.Call)
             first, second = statement.iter.args

@@ -232,6 +232,7 @@ def layers_are_one_module(script: Script) -> Mutants:
 def second_module_is_first(script: Script) -> Mutants:
     """A line that should make a second module assigns the first one, so both share their weights."""
     classes = module_classes(script)
+    shared_norms: list[Edit] = []  # their weights differ little, so these come last
     made: list[tuple[str, ast.Call, ast.AST]] = []
     for name, value, statement in assignments(script):
         core = value
@@ -245,10 +246,15 @@ def second_module_is_first(script: Script) -> Mutants:
         block = statement.parent  # type: ignore[attr-defined]
         for first, call, place in made:
             if place is block and script.source(call) == script.source(value) and first != name:
-                yield [script.replace(value, first)]
+                if "Norm" in script.source(value):
+                    shared_norms.append(script.replace(value, first))
+                else:
+                    yield [script.replace(value, first)]
                 break
         if isinstance(value, ast.Call) and isinstance(statement, ast.Assign) and statement.value is value:
             made.append((name, value, block))
+    for edit in shared_norms:
+        yield [edit]
 
 
 # State
