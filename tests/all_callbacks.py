@@ -341,7 +341,7 @@ def run() -> Results:
 
 
 def same(first: Results, second: Results) -> bool:
-    """Whether two runs computed the same bits."""
+    """Return whether two runs computed the same bits."""
     return len(first) == len(second) and all(map(_equal, first, second))
 
 

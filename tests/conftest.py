@@ -73,7 +73,7 @@ def gold(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def settled_again() -> Iterator[None]:
-    """What makes torch deterministic lasts beyond a screening or a study, in a process that goes on after it."""
+    """Restore nondeterministic torch settings after a screening or a study."""
     import torch  # most tests get along without
 
     algorithms, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
@@ -121,7 +121,7 @@ def some_invariants() -> tuple[Invariant, ...]:
 
 @pytest.fixture
 def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
-    """An error of rank 1 with everything there is to tell, and a notice with as little as there may be."""
+    """A report with an error of rank 1 that has all fields, and a notice with as few as possible."""
     error = Finding(
         severity="error",
         step=3,

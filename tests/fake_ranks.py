@@ -57,7 +57,7 @@ def updates(rank: int, steps: int = STEPS, *, differs_from: int = 0) -> list[Win
 
 
 def learned(trained: Callable[[int], list[Window]] = updates, *, steps: int = STEPS) -> Book:
-    """What three good runs of two ranks teach, of which `trained` gives the windows."""
+    """Return the rules of three good runs of two ranks; `trained` gives their windows."""
     tallies = []
     for run in range(3):
         tally = Tally(f"train{run}.py", str(run), str(run))
@@ -70,7 +70,7 @@ def learned(trained: Callable[[int], list[Window]] = updates, *, steps: int = ST
 
 
 def recorded(home: Path, ranks: Mapping[int, Sequence[Window]], rules: Sequence[Invariant]) -> RankComparison:
-    """What is found where these windows are in files."""
+    """Return the findings of these windows in files."""
     run = RunFolder.create(home / "recorded", Manifest(script="train.py"))
     for rank, windows in ranks.items():
         run.write_note(ProcessNote(rank=rank, process=100 + rank, world_size=len(ranks), job="job"))
@@ -82,7 +82,7 @@ def recorded(home: Path, ranks: Mapping[int, Sequence[Window]], rules: Sequence[
 
 
 def seen(compared: RankComparison) -> list[tuple[object, ...]]:
-    """What was found, step by step."""
+    """Return the violations, step by step."""
     return [
         (
             violation.step,
@@ -110,7 +110,7 @@ def our_threads() -> list[str]:
 
 
 class Peer:
-    """A rank at the other end of a line. `answers` gives the window in full that is asked for."""
+    """A rank at the other end of a connection. `answers` returns requested full windows."""
 
     def __init__(self, rank: int, port: int, word: str, answers: Callable[[int], Window | None] | None = None) -> None:
         self.line = Connection(socket.create_connection(("127.0.0.1", port), 10))

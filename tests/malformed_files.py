@@ -119,7 +119,7 @@ Mangled = Callable[[random.Random, bytes], bytes]
 
 
 def build(folder: Path, report: Report) -> Path:
-    """A run folder with a file of each kind; beside it a book, a journal, tallies and options."""
+    """Create a run folder with a file of each kind, and a book, a journal, tallies and options next to it."""
     rules = (*learned().invariants[:40], make_invariant(), make_invariant(sentence="[red]x[/]", relation="Other"))
     book = Book(tuple({rule.id: rule for rule in rules}.values()))
     run = RunFolder.create(
@@ -525,7 +525,7 @@ def mangled_rules(generator: random.Random, data: bytes) -> bytes:
 
 
 def mangled_gzip(generator: random.Random, data: bytes) -> bytes:
-    """What was packed, mangled and packed again."""
+    """Return the text of a packed, mutated and repacked file."""
     return gzip.compress(mangled_lines(generator, gzip.decompress(data)), 1)
 
 
@@ -538,7 +538,7 @@ def mangled_msgpack(generator: random.Random, data: bytes) -> bytes:
 
 
 def mangled_windows(generator: random.Random, data: bytes) -> bytes:
-    """Windows that the writer writes, but that nobody observes: other names, places and values."""
+    """Windows that the writer accepts but no source records: other names, positions and values."""
     here = _SCRATCH / "scratch.arrows"
     here.write_bytes(data)
     windows = list(read_windows(here))

@@ -19,7 +19,7 @@ ATTACKS = (
 
 
 class Page(HTMLParser):
-    """What a browser would make of a document: its elements, and what they hold."""
+    """The elements of an HTML document and their contents, as a browser parses it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

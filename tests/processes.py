@@ -13,7 +13,7 @@ from pathlib import Path
 from fake_ranks import wait_for
 
 PATIENCE = 120.0
-"""Seconds that a test waits for what processes of its own do on a machine that is busy."""
+"""Seconds that a test waits for other processes on a busy machine."""
 
 
 def until(condition: Callable[[], object]) -> None:

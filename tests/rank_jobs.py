@@ -52,7 +52,7 @@ SLOWLY = ("optimizer.step()", "optimizer.step(); time.sleep(0.2)")
 
 
 def traincheck(home: Path, *words: str, expect: int = 0) -> str:
-    """What the command says on stdout."""
+    """Return the output of the command."""
     command = [sys.executable, "-m", "traincheck", *words]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
     assert done.returncode == expect, done.stderr
@@ -95,7 +95,7 @@ def process_of_rank(folder: Path, rank: int) -> int:
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
+    """Return a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

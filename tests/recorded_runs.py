@@ -26,7 +26,7 @@ window train step=1
 
 
 def training(steps: int = 8, optimizer: str = "SGD", rank: int = 0) -> list[Window]:
-    """So many training steps with an optimizer of that name."""
+    """Return `steps` training steps with an optimizer of this name."""
     windows = from_text(STEP.replace("SGD", optimizer) * steps)
     return [replace(window, step=number, rank=rank) for number, window in enumerate(windows, start=1)]
 
@@ -37,7 +37,7 @@ def write_run(
     processes: Mapping[tuple[int, int], Iterable[Window]] | Iterable[Window],
     started: str = "2026-01-02T03:04:05+00:00",
 ) -> Path:
-    """A run folder of these windows, by rank and process (of one process where nothing else is said)."""
+    """Create a run folder of these windows, by rank and process (one process by default)."""
     folder = RunFolder.create(path, Manifest(script=script, script_digest=f"digest of {script}", started=started))
     windows_of = processes if isinstance(processes, Mapping) else {(0, 1): processes}
     for (rank, process), windows in windows_of.items():

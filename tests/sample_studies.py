@@ -26,7 +26,7 @@ def _tables(direction: str, hit: tuple[str, ...]) -> dict[str, Any]:
 
 
 def levels(steps: int = 8, hit: bool = True) -> dict[str, Any]:
-    """What one worker finds on each level, in whose second half a fault strikes if it is `hit`."""
+    """Return the results of one worker on each level; in the second half, a fault strikes if it is `hit`."""
     strokes = [{"fault": FAULT, "times": steps // 2 if hit else 0}]
     struck = [hit and step > steps // 2 for step in range(1, steps + 1)]
     losses = [{"step": step, "loss": 4 - step / steps} for step in range(1, steps + 1)]

@@ -146,13 +146,13 @@ CHANGED: dict[str, Any] = {
 
 
 def occasions(relation: Any, windows: Sequence[Window], subject: Subject) -> list[Occasion]:
-    """What a new instance of `relation` says of `subject`."""
+    """Return the occasions of a new instance of `relation` for `subject`."""
     instance = relation()
     return [occasion for window in windows for occasion in instance.occasions(window) if occasion.subject == subject]
 
 
 def verdicts(judged_occasions: Iterable[Occasion], prop: Property) -> list[bool]:
-    """Of each occasion that judged `prop`, whether it held."""
+    """Return for each occasion that judged `prop` whether it held."""
     return [
         prop in occasion.held
         for occasion in judged_occasions

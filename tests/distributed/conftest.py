@@ -12,5 +12,5 @@ from shared_artifacts import made_once
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a book of three good runs; each test takes run folders of its own in it."""
+    """A folder with a book of three good runs. Each test creates its run folders in it."""
     return made_once(tmp_path_factory, "ranks", learn)

@@ -146,7 +146,7 @@ def test_replicas_that_drift_behind_a_join_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_optimizer_state_that_a_join_leaves_behind_is_reported(tmp_path: Path) -> None:
-    """`Join` broadcasts the parameters only: a rank that was done goes on with older averages than the others."""
+    """`Join` broadcasts only parameters: a rank that ended early continues with older averages than the others."""
     content = report(tmp_path, UNEVEN, "momentum")
     first = next(finding for finding in content["findings"] if finding["severity"] == "error")  # type: ignore[attr-defined]
     assert first["step"] in (12, 13), first

@@ -30,7 +30,7 @@ done
 for one in "${{all[@]}}"; do wait $one || failed=1; done
 exit $failed
 """
-"""How a shell starts four ranks without any launcher."""
+"""Return a shell command that starts four ranks without a launcher."""
 
 
 @pytest.fixture(scope="module")

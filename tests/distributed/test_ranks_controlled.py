@@ -1,4 +1,4 @@
-"""Two ranks are controlled from outside: both do what is asked, and stop before the update of the same step."""
+"""Two ranks follow external requests, and stop before the update of the same step."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ HASH = (
     dist.barrier()
     del model""",
 )
-"""What a rank holds in the end: parameters, gradients, losses, and where its random stream is."""
+"""Return the final state of a rank: parameters, gradients, losses, random stream."""
 
 
 @pytest.mark.slow

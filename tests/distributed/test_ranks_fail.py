@@ -1,4 +1,4 @@
-"""A job with a failing rank goes on or ends as without TrainCheck, and the report names uncompared steps."""
+"""A job with a failing rank continues or ends as without TrainCheck, and the report names uncompared steps."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def in_shell(home: Path, folder: str, script: str, expect: int = 0) -> dict[str,
 
 
 def one_rank(rank: int, port: int, seed: int, *flags: str) -> str:
-    """What a shell says to start a rank without any launcher."""
+    """Return a shell command that starts a rank without a launcher."""
     environment = f"RANK={rank} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
     return " ".join([environment, sys.executable, *flags, "train.py", str(seed)])
 
@@ -107,7 +107,7 @@ def one_rank(rank: int, port: int, seed: int, *flags: str) -> str:
 @pytest.mark.long
 @pytest.mark.slow
 def test_jobs_in_one_run_folder_are_compared_each_by_itself(home: Path) -> None:
-    """One after the other with the same port, and another one beside it; the second one goes wrong."""
+    """Two consecutive jobs with the same port, and another job in parallel; the second job fails."""
     drifting = "(inner if sys.argv[1] == '9' else model)(batch)"
     (home / "train.py").write_text(PROGRAM.replace("model(batch)", drifting))
     port, other = free_port(), free_port()
@@ -124,7 +124,7 @@ def test_jobs_in_one_run_folder_are_compared_each_by_itself(home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_left_no_recording_is_named(home: Path) -> None:
-    """One that an isolated interpreter hides from us, and one that never starts."""
+    """A rank in an isolated interpreter, and a rank that never starts."""
     port = free_port()
     (home / "train.py").write_text(PROGRAM.replace('("gloo")', '("gloo", timeout=timedelta(seconds=5))', 1))
     (home / "train.py").write_text("from datetime import timedelta\n" + (home / "train.py").read_text())

@@ -31,7 +31,7 @@ TOP = {
     *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "PKG-INFO", "README.md"),
     *("benchmarks", "constraints.txt", "docs", "examples", "mkdocs.yml", "pyproject.toml", "src", "tests"),
 }
-"""What lies at the top of the source archive: with it `make test` does what it does in a clone."""
+"""The top-level files of the source archive. With them, `make test` works as in a clone."""
 NEVER = re.compile(
     r"__pycache__|\.py[co]$|\.actual$|(^|/)(runs|traincheck-runs|\.venv|build|dist|\.[a-z]+_cache)/|\.so$"
 )
@@ -44,7 +44,7 @@ def of_package() -> set[str]:
 
 
 def faults_of_wheel(path: Path) -> list[str]:
-    """What is wrong with the contents of a wheel; nothing where it is as it should be."""
+    """Return the errors in the contents of a wheel."""
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         packs = json.loads(archive.read("traincheck/packs/packs.json")) if ALWAYS[1] in names else {}
@@ -67,7 +67,7 @@ def files_of(packs: object) -> list[str]:
 
 
 def faults_of_source(path: Path) -> list[str]:
-    """What is wrong with the contents of a source archive."""
+    """Return the errors in the contents of a source archive."""
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     faults = [f"{name} should not be there" for name in sorted(names) if NEVER.search(name)]

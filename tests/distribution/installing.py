@@ -31,7 +31,8 @@ class Installed:
         )
 
     def does(self, *words: object, code: int = 0) -> str:
-        """What `traincheck` says, as it was installed; it has to end with that code, and with no traceback."""
+        """Run the installed `traincheck`; it must end with this exit code and without a traceback. Return its
+        output."""
         done = self.start(self.home / "bin" / "traincheck", *words)
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr

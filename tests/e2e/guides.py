@@ -30,7 +30,7 @@ for epoch in range(parser.parse_args().epochs):
         loss.backward()
         optimizer.step()
 """
-"""What a reader of the guides trains, as train.py."""
+"""The program that a reader of the guides trains, as train.py."""
 
 
 def commands(page: str) -> list[str]:

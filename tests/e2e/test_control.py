@@ -88,7 +88,7 @@ def learn(home: Path) -> None:
 
 
 class Run:
-    """A run that goes on until `end` is written."""
+    """A run that continues until `end` is written."""
 
     def __init__(self, home: Path, name: str, *words: str, text: str = PLAIN) -> None:
         self.home = home

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the command found in every third case, and in their clean runs."""
+    """The findings of the command in every third case, and in the clean runs."""
     runs = tmp_path_factory.mktemp("runs")
     some = ",".join(case.id for case in read_cases()[::EVERY])
     command = [sys.executable, "-m", "benchmarks.detection", "--ours", "--examples-only", "--runs", str(runs)]

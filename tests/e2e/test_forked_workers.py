@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are for
 
 
 class Noise(Dataset[torch.Tensor]):
-    """Draws from every stream, and from a generator of its own where it has one."""
+    """Draws from every random stream, and from its own generator if it has one."""
 
     def __init__(self, count: int = 12, own: Any = None) -> None:
         self.count = count
@@ -67,7 +67,7 @@ def states(seen: Seen, attribute: str) -> dict[str, list[object]]:
 
 
 def missed(seen: Seen) -> list[str]:
-    """What was said not to be seen."""
+    """Return the reasons for unobserved events."""
     (recorder,) = {source._recorder for source in seen.sources if source.name == "loaders"}  # type: ignore[attr-defined]
     return recorder.unobservable  # type: ignore[no-any-return]
 
@@ -351,7 +351,7 @@ def at_rest() -> tuple[dict[str, str], int]:
 
 
 def settled(before: tuple[dict[str, str], int]) -> bool:
-    """Whether descriptors and threads are as before, or are so before long."""
+    """Return whether descriptors and threads are soon as before."""
     for _ in range(100):
         if at_rest() == before:
             return True

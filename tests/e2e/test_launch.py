@@ -293,7 +293,7 @@ print("on")
 
 @pytest.mark.parametrize("has_torch", [True, False])
 def test_an_interpreter_without_traincheck_continues(workdir: Path, has_torch: bool) -> None:
-    """Where there is a torch to be observed, one line says that it is not; elsewhere nothing is said."""
+    """If torch is installed, one line reports that it is not observed; otherwise there is no line."""
     bootstrap = Path(child_processes.BOOTSTRAP) / "sitecustomize.py"
     (workdir / "torch.py").write_text("")
     argv = [sys.executable, *([] if has_torch else ["-I", "-S"]), "-c", BARE, str(bootstrap)]

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 def findings(folder: Path, way: str) -> list[dict[str, Any]]:
-    """What `traincheck run` finds in the program against the packs."""
+    """Return the findings of `traincheck run` in the program with the packs."""
     command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", str(PROGRAM), way]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)

@@ -52,7 +52,7 @@ BUGGY = {
     "stale_optimizer": ("optimizer-changes-nothing", "TextCNN"),
     "eval_never_left": ("training-in-evaluation-mode", "weight"),
 }
-"""For each buggy script: the diagnosis of the leading finding, and a part of the name of a variable it must tell."""
+"""For each buggy script: the diagnosis of the leading finding, and a part of the expected variable name."""
 
 FIRST_BAD_STEP = {"missing_zero_grad": 2, "stale_optimizer": 1}
 """The steps in which an effect first exists, where it is the same for every configuration."""

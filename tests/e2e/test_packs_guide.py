@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(bash|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Where a team has recorded two good runs, and is about to train."""
+    """The folder of a team that has recorded two good runs, and is about to train."""
     for name, optimizer in (("a", "SGD"), ("b", "Adam")):
         write_run(tmp_path / "runs" / name, f"{name}.py", training(12, optimizer))
     (tmp_path / "train.py").write_text(PROGRAM)

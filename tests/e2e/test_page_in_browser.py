@@ -37,7 +37,7 @@ HOSTILE = "<img src=http://127.0.0.1:9/x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Any]:
-    """A headless Chromium; what it is asked to load and what it complains about are kept."""
+    """A headless Chromium that stores requests and errors."""
     selenium = pytest.importorskip("selenium.webdriver")
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     program = shutil.which("chromedriver")
@@ -73,7 +73,7 @@ class Browser:
         self._driver.execute_cdp_cmd(name, words)
 
     def do(self, script: str, *words: object) -> Any:
-        """What a script says, run in the page: nothing of it is left behind."""
+        """Run a script in the page and return its result."""
         return self._driver.execute_script(script, *words)
 
     def click(self, selector: str) -> None:
@@ -93,7 +93,7 @@ class Browser:
         return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Addresses that the page asked for, besides itself."""
+        """Addresses that the page requested, except its own."""
         messages = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
         urls = [
             message["params"]["request"]["url"]

@@ -27,7 +27,7 @@ __all__ = ["book"]
 
 
 def sampled(script: Path, book: Path, folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and report of a run of which not all steps are watched, and those that are recorded."""
+    """Return exit code, report and recorded steps of a sampled run."""
     done = traincheck("run", "--book", book, "-o", folder, "--record", "all", *words, script)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads((folder / "report.json").read_text())
@@ -102,7 +102,7 @@ def test_the_recording_is_judged_as_the_run_was(book: Path, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_rules_that_cannot_be_judged_are_reported_as_never_triggered(book: Path, tmp_path: Path) -> None:
-    """What needs a whole pass, or the whole run, is not said to be violated, nor to hold."""
+    """Rules about whole epochs or whole runs are reported neither as violated nor as satisfied."""
     whole, part = (
         sampled(EXAMPLES / "digits_cnn.py", book, tmp_path / name, *words)[1]["counts"]
         for name, words in (("whole", ()), ("part", ("--budget", "1/6,first=2")))

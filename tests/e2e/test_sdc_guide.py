@@ -23,7 +23,7 @@ WITH_XLA = "--framework xla"
 
 
 def commands(word: str) -> list[str]:
-    """The lines of shell blocks that call this command, without those that are about XLA."""
+    """Return the lines of shell blocks with this command, except those about XLA."""
     return [line for line in LINES if line.startswith(f"traincheck sdc {word}") and WITH_XLA not in line]
 
 
@@ -36,7 +36,7 @@ def run(project: Path, line: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the workload of the guide lies."""
+    """The folder with the workload of the guide."""
     home = tmp_path_factory.mktemp("guide")
     (text,) = (text for kind, text in BLOCKS if kind == "python" and "def workload" in text)
     (home / "mine.py").write_text(text)

@@ -1,4 +1,5 @@
-"""No secret of a real run reaches the run folder, a report or a message.
+"""No secret of a real run reaches the run folder, a report or a message. Files have the umask of the user, and no
+port is open by default.
 
 Files are made with the umask of the user, and nothing listens unless it was asked to.
 """

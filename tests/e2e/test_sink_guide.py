@@ -1,4 +1,4 @@
-"""The code of docs/extend/sinks.md runs, and its sink is one that an installed package brings."""
+"""The code of docs/extend/sinks.md runs, and an installed package provides its sink."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_guide() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, some_report: Report) -> Path:
-    """A run with its report, and the package of the guide beside the installed ones."""
+    """A run with its report, and the package of the guide next to the installed ones."""
     site = tmp_path / "site"
     info = site / "my_package-1.0.dist-info"
     info.mkdir(parents=True)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Fetched(HTMLParser):
-    """What a browser fetches by itself to show a page."""
+    """The files that a browser fetches automatically to show a page."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ BESIDES = 500_000
 
 
 def traincheck(folder: Path, *words: object, steps: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command, with a program of so many steps."""
+    """Run the command with a program of `steps` steps."""
     environ = {**os.environ, "SOAK_STEPS": str(steps), "SOAK_BLOCK": str(BLOCK), "COLUMNS": "100"}
     command = [sys.executable, "-m", "traincheck", *map(str, words)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ)
@@ -37,7 +37,7 @@ def traincheck(folder: Path, *words: object, steps: int = 0) -> subprocess.Compl
 
 
 def growth(output: str) -> int:
-    """By how much memory grew after the warm-up, in kilobytes."""
+    """Return the growth of memory after the warm-up, in kilobytes."""
     resident = [json.loads(line)["rss_kb"] for line in output.splitlines() if line.startswith("{")]
     assert len(resident) > WARM + 1
     return max(resident[WARM:]) - resident[WARM]

@@ -1,4 +1,4 @@
-"""The code of docs/extend/sources.md runs, and its source is one that an installed package brings."""
+"""The code of docs/extend/sources.md runs, and an installed package provides its source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for step in range(5):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A script, and the library and the package of the guide beside the installed ones."""
+    """A script, and the library and the package of the guide next to the installed ones."""
     site = tmp_path / "site"
     info = site / "my_package-1.0.dist-info"
     info.mkdir(parents=True)

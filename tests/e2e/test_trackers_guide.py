@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, line: str, **variables: str) -> str:
-    """What a command that finds an error says. Nothing of it reaches a network."""
+    """Return the output of a command that finds an error, without network access."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "MLFLOW_"))}
     environ |= {"PATH": path, "COLUMNS": "100", "WANDB_MODE": "offline", "WANDB_DIR": str(project)}
@@ -56,7 +56,7 @@ def run(project: Path, line: str, **variables: str) -> str:
 
 
 def records(file: Path) -> Iterator[Any]:
-    """What an offline run of wandb holds: a log of LevelDB behind a header, records of protobuf in it."""
+    """Return the contents of an offline wandb run: a LevelDB log behind a header, with protobuf records."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, parts = file.read_bytes(), 7, b""

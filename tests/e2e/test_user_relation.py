@@ -95,7 +95,7 @@ def install(site: Path, module: str, target: str, name: str = "ReturnsFloating")
 
 
 def traincheck(folder: Path, *words: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder`, with the package beside the installed ones."""
+    """Run a command in `folder`, with the package next to the installed ones."""
     path = str(folder / "site") if installed else ""
     environ = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -156,7 +156,7 @@ BROKEN = {
 
 
 def loading(folder: Path) -> str:
-    """What a program is told that loads the relations, in one line."""
+    """Return the message to a program that loads the relations, as one line."""
     code = "from traincheck import plugins\nplugins.load('traincheck.relations')"
     environ = {**os.environ, "PYTHONPATH": str(folder / "site")}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, cwd=folder)

@@ -68,7 +68,7 @@ def start(home: Path) -> Iterator[Start]:
 
 
 def plain(home: Path, *words: str) -> str:
-    """What the program says without us."""
+    """Return the output of the program without TrainCheck."""
     done = subprocess.run([sys.executable, "train.py", *words], cwd=home, capture_output=True, text=True, check=True)
     return done.stdout
 

@@ -79,7 +79,7 @@ class Sentence(NamedTuple):
 
     @property
     def has_bad_opener(self) -> bool:
-        """Whether it opens with a word of OPENERS and asks no question."""
+        """Return whether the sentence opens with a word of OPENERS and is no question."""
         return bool(self.words) and self.words[0] in OPENERS and not self.text.endswith("?")
 
 
@@ -156,7 +156,7 @@ def _registry() -> CheckRegistry:
 
 
 def lint(name: str, text: str) -> list[str]:
-    """What the linter has to say of a Markdown text, a line for each."""
+    """Return the complaints of the linter about a Markdown text, as lines."""
     _registry()
     prose = plain(text)
     if not prose.strip():

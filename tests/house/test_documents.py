@@ -19,7 +19,7 @@ from traincheck.diagnoses.catalogue import topics
 
 GROUP: Any = get_command(app())
 ELSEWHERE = re.compile(r"(?<![\w.])/(?:root|Users|work|mnt|home/(?!me/))/?\w")
-"""Absolute paths of somebody's machine; `/home/me` is nobody's."""
+"""Absolute paths of a machine; `/home/me` is an example."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 TEXTS = (".py", ".md", ".sh", ".toml", ".txt", ".j2", ".css", ".js", ".cfg", ".json", ".jsonl", "")
 SKIPPED = {".git", ".venv", "traincheck-runs", "runs", "build", "dist"}
@@ -35,7 +35,7 @@ def generator() -> Any:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command line of traincheck without running it; raises for one that is wrong."""
+    """Parse a traincheck command line without running it. Raises an error for an invalid command."""
     with GROUP.make_context("traincheck", list(words[1:]), resilient_parsing=False) as above:
         name, *rest = [*above._protected_args, *above.args] if hasattr(above, "_protected_args") else above.args
         command = GROUP.commands[name]

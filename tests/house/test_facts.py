@@ -39,7 +39,8 @@ def text_of(node: ast.AST | None, names: dict[str, str]) -> str:
 
 
 def written(path: Path, names: dict[str, str]) -> Iterator[str]:
-    """What a file may write into a context: keywords, keys of dicts, first members of pairs, names in `with_fact`."""
+    """Return the names that a file may write into a context: keywords, dict keys, first members of pairs, names in
+    `with_fact`."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.keyword) and node.arg:
             yield node.arg
@@ -54,7 +55,7 @@ def written(path: Path, names: dict[str, str]) -> Iterator[str]:
 
 
 def read(path: Path, names: dict[str, str]) -> Iterator[str]:
-    """What a file names outside its docstrings and keywords."""
+    """Return the names in a file outside its docstrings and keywords."""
     for node in ast.walk(tree(path)):
         yield text_of(node, names)
 

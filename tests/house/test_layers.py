@@ -10,7 +10,7 @@ import pytest
 from repository import MODULES, SRC, module_name, shown_path, tree
 
 GROUND = {"vocab", "errors", "version", "files", "addresses", "redaction", "terminal_text", "background_threads"}
-"""What every stage may import."""
+"""The modules that every stage may import."""
 RULES = {"relations", "invariants", "plugins", "trace"}
 
 ALLOWED: dict[str, set[str]] = {
@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": GROUND | RULES | {"sources", "inference", "checking", "diagnoses", "reporting", "config", "options"},
     "integrations": GROUND | {"runtime", "reporting", "__init__"},
 }
-"""What each stage may import besides itself. `cli`, `__init__` and `__main__` stand on top and may import all."""
+"""The stages that each stage may import. `cli`, `__init__` and `__main__` may import all."""
 
 ON_TOP = {"cli", "__init__", "__main__"}
 WITH_TORCH = {"sources", "sdc"}
@@ -50,7 +50,7 @@ LAZY_TORCH = {"runtime/session.py", "cli/probe.py"}
 
 
 def stage(path: Path) -> str:
-    """The folder of src/traincheck that a file belongs to, or the name of a file beside them."""
+    """Return the folder of src/traincheck that contains a file, or the name of a top-level file."""
     return path.relative_to(SRC).with_suffix("").parts[0]
 
 

@@ -16,7 +16,7 @@ MODULES_NEVER = {
     *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "dbm", "copyreg"),
     *("yaml", "ruamel", "runpy", "code", "codeop", "imp", "pty", "xml", "xmlrpc", "jsonpickle", "telnetlib"),
 }
-"""Modules that read code, objects or entities; none of ours imports one."""
+"""Modules that read code, objects or entities; TrainCheck imports none."""
 
 CALLS = {
     *("eval", "exec", "compile", "__import__", "breakpoint", "import_module", "load_module", "exec_module"),
@@ -127,7 +127,7 @@ def test_unsafe_functions_are_not_called(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_unsafe_functions_have_no_aliases(path: Path) -> None:
-    """As a value (`run = eval`), or out of the builtins."""
+    """Aliases are values (`run = eval`) and imports from builtins."""
     called = {id(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)}
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Name) and id(node) not in called:

@@ -32,7 +32,7 @@ class Binding(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the name says nothing, with or without its underscores."""
+        """Return whether the name is empty of meaning, with or without underscores."""
         return self.name.strip("_").lower() in EMPTY
 
 
@@ -55,7 +55,7 @@ def bindings(tree: ast.AST) -> Iterator[Binding]:
 
 
 class Count(NamedTuple):
-    """How many of the names in some files are empty, and a line for each file that has some."""
+    """Return the number of empty names in the files, and a line for each file with some."""
 
     empty: int
     total: int

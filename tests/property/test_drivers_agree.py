@@ -149,7 +149,7 @@ def in_full(name: str) -> list[Window]:
 
 @functools.cache
 def rules() -> tuple[Invariant, ...]:
-    """What there is to learn from the good programs."""
+    """Return the rules learned from the good programs."""
     tallies = []
     for name in GOOD:
         tally = Tally(name, name)
@@ -197,7 +197,7 @@ def comparable(outcome: Outcome) -> object:
 
 
 def verdicts(outcome: Outcome) -> dict[str, tuple[bool, bool]]:
-    """Whether each rule was judged, and whether it was violated."""
+    """Return whether each rule was judged, and whether it was violated."""
     return {id: (tried.triggered > 0, tried.failed > 0) for id, tried in outcome.tried.items()}
 
 

@@ -159,7 +159,7 @@ def test_planted_preconditions_are_recovered(
 def test_good_luck_elsewhere_does_not_mislead(
     form: Callable[[random.Random], tuple[World, Precondition]], number: int
 ) -> None:
-    """Where the condition is false the property holds in seven of ten cases all the same."""
+    """If the condition is false, the property still holds in seven of ten cases."""
     dice = random.Random(number)
     world, planted = form(dice)
     learned_condition = learn(
@@ -256,7 +256,7 @@ NUMBER = 100
 
 
 def most_by_chance(share: float, number: int) -> int:
-    """So many of `number` come about with this share by chance; more do once in a thousand times."""
+    """Return the number of `number` that chance exceeds once in a thousand times at this share."""
     total, most = 0.0, -1
     while total < 0.999:
         most += 1

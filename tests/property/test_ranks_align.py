@@ -11,7 +11,7 @@ from traincheck.trace.alignment import aligned
 from traincheck.vocab.events import Window
 
 evaluations = st.lists(st.integers(0, 3), max_size=8)
-"""How many evaluations follow each step, the setup first."""
+"""The number of evaluations after each step, starting with the setup."""
 
 
 def run_of(counts: list[int]) -> list[Window]:

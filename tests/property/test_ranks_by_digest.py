@@ -20,7 +20,7 @@ LR = "SGD.group0"
 
 
 class Job(NamedTuple):
-    """Ranks of which each holds, of every variable, the value of one owner; and one that goes wrong in some step."""
+    """Ranks that hold for each variable the value of one owner. One rank goes wrong in some step."""
 
     owners: tuple[tuple[int, ...], ...]
     wrong: int
@@ -28,13 +28,13 @@ class Job(NamedTuple):
     variable: str
 
     def value(self, name: str, rank: int, step: int) -> int:
-        """What a rank holds of a variable after a step."""
+        """Return the value of a variable on a rank after a step."""
         owner = self.owners[NAMES.index(name)][rank]
         away = rank == self.wrong and name == self.variable and step >= self.since
         return hash((name, owner, step, rank if away else -1)) % 10**9
 
     def window(self, rank: int, step: int) -> Window:
-        """The window of one rank and step; rates are told when they change, as recordings tell them."""
+        """Return the window of a rank and step. Rates are recorded when they change, as in recordings."""
         late = self.variable == LR and rank == self.wrong and step >= self.since
         readings, changes = [], []
         if step == 1 or (step in (3, 6) and not late):

@@ -24,12 +24,12 @@ from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Window
 
 Program = tuple[list[Window], frozenset[int]]
-"""The windows of a program, and those from which on all was told anew."""
+"""Return the windows of a program, and those that begin with repeated one-time values."""
 
 
 @functools.cache
 def program_windows(name: str, demand: Demand, length: int) -> Program:
-    """A program in which all is told anew after each `length` windows."""
+    """A program that repeats one-time values after each `length` windows."""
     torch.manual_seed(0)
     begins = {0}
     with observing(demand) as seen:
@@ -54,7 +54,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(windows: Iterable[Window], begins: frozenset[int], with_findings: set[int], last: int) -> list[Window]:
-    """What is recorded of them, where something was found in some, and the process is killed after the last."""
+    """Return the recorded windows, with findings in some, of a process that is killed after the last."""
     chosen, kept = Retention(), []
     for window in windows:
         if window.index > last:

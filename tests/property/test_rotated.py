@@ -19,7 +19,7 @@ from traincheck.vocab.events import Window
 
 @functools.cache
 def telling_anew(name: str, demand: Demand) -> list[Window]:
-    """The windows of a program in which all is told anew in each of them, as at the beginning of a segment."""
+    """Return the windows of a program that repeats one-time values in each, as at the beginning of a segment."""
     torch.manual_seed(0)
     with observing(demand) as seen:
 

@@ -44,7 +44,7 @@ sites = st.just("") | st.builds(
 
 
 def inside(call: Call) -> Call:
-    """What a call is inside of began before it."""
+    """The enclosing call began earlier."""
     return call if call.parent < call.seq else call._replace(parent=call.seq - 1)
 
 

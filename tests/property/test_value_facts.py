@@ -21,7 +21,7 @@ ALL = ValueRequest(numbers=True, rows=True, contents=True)
 
 
 def facts_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, FactValue]]:
-    """What is told of the values of tensors."""
+    """Return the recorded facts about the values of tensors."""
     return fetch_values(value_facts([local_tensor(tensor) for tensor in tensors], ALL))
 
 

@@ -94,7 +94,7 @@ def own_mode() -> Iterator[None]:
 
 
 def under_a_mode() -> None:
-    """The program enters a mode of its own in some steps and leaves it in others."""
+    """The program enters its own mode in some steps and leaves it in others."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mode = own_mode()
@@ -215,7 +215,7 @@ def test_training_is_the_same(name: str) -> None:
 @given(st.sets(st.integers(1, MAX_STEPS)))
 @settings(max_examples=10)
 def test_no_verdict_is_worse_than_that_of_the_whole_run(name: str, watched: set[int]) -> None:
-    """What is told of a step that is watched would be told of it in any case."""
+    """The events of a watched step do not depend on the sampling of other steps."""
     full = judged(rules(), in_full(name))
     in_whole = {(violation.invariant.id, violation.window) for violation in full.violations}
     for demand in (EVERYTHING, demand_of(rules())):

@@ -1,4 +1,4 @@
-"""Addresses: run folders and tally files that fsspec reads, and what is said where they cannot be."""
+"""fsspec reads run folders and tally files at addresses, and failures are reported."""
 
 from __future__ import annotations
 

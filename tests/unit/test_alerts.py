@@ -1,4 +1,4 @@
-"""Alerts reach a webhook or a command in the end, once each, keep nobody waiting, and give no secret away."""
+"""Alerts reach a webhook or a command once each, block nothing, and reveal no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What APIArg says of hand-written windows: the good case, the bad one, and what is not to be judged."""
+"""APIArg on hand-written windows: good, bad and unjudged cases."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of(body: str, subject: Subject, stage: str = "train") -> list[Occasion]:
 
 
 def verdicts(occasions: list[Occasion], prop: Property) -> list[bool]:
-    """Of each occasion that judged `prop`, whether it held."""
+    """Return for each occasion that judged `prop` whether it held."""
     return [prop in occasion.held for occasion in occasions if prop in occasion.held or prop in (occasion.failed or ())]
 
 
@@ -106,7 +106,7 @@ def test_a_flag_is_the_mode_of_the_module_around(name: str, given: str, mode: st
 
 
 def test_only_the_mode_explains_the_argument() -> None:
-    """A flag that is set in training only, or with gradients only, is a habit: there is nothing to tell it by."""
+    """A flag that is set only in training, or only with gradients, has no distinguishing reason."""
     body = f'  function {DROPOUT} context={{"training":true,"grad_mode":"off"}} args={{"training":true}}\n'
     (occasion,) = of(body, Subject(DROPOUT, "switch"))
     assert occasion.context == ()
@@ -287,7 +287,7 @@ def test_few_numbers_may_be_equal_by_chance() -> None:
 
 
 def test_contents_are_compared_of_as_many_calls_as_a_full_recording_reads() -> None:
-    """Of a third one the recording knows nothing that a rule could rest on."""
+    """The recording has no facts about the third argument for a rule."""
     assert FIRST == MAX_READ_CALLS
     body = "".join(
         f"  lifecycle torch.autograd.backward\n    tensor tensors float32[8] fingerprint={fingerprint}\n"
@@ -475,7 +475,7 @@ EVERYTHING = (
 
 
 def test_it_keeps_the_promises_of_a_relation() -> None:
-    """Asked for one thing only, it says the same of it as when asked for all; sentences and demands are told."""
+    """A filtered demand gives the same verdicts as a full one; sentences and demands exist."""
     bodies = [("setup", fills(*"abc")), *[("train", EVERYTHING)] * 3]
     windows = from_text("".join(f"window {stage} step={step}\n{body}" for step, (stage, body) in enumerate(bodies)))
     assert check_relation(APIArg, windows) > 15

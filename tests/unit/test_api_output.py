@@ -1,4 +1,4 @@
-"""What APIOutput says of hand-written windows: the good case, the bad one, and what is not to be judged."""
+"""APIOutput on hand-written windows: good, bad and unjudged cases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def of(body: str, api: str) -> list[Occasion]:
 
 
 def verdicts(occasions: list[Occasion], prop: Property) -> list[bool]:
-    """Of each occasion that judged `prop`, whether it held."""
+    """Return for each occasion that judged `prop` whether it held."""
     return [prop in occasion.held for occasion in occasions if prop in occasion.held or prop in (occasion.failed or ())]
 
 
@@ -392,7 +392,7 @@ def test_rules_about_lengths_name_the_argument_they_rest_on() -> None:
 
 
 def test_equal_calls_share_a_verdict_and_other_arguments_do_not() -> None:
-    """What is kept of a call is not mistaken for another: 4 and 4.0 are equal, but a limit is a whole number."""
+    """The cache distinguishes 4 and 4.0: they are equal, but a limit is an integer."""
     body = "".join(function(args=f'{{"n":{n}}}', result='{"length":4}') for n in ("4.0", "4", "true", "4"))
     assert verdicts(of(body, "train.f"), Property(RETURNS_LENGTH, "equal to n")) == [True, True]
 

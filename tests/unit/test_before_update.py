@@ -1,4 +1,4 @@
-"""What happens before an update: callbacks of the program, snapshots, and the stop, in this order."""
+"""Before an update, callbacks, snapshots and the stop run in this order."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
 
 
 def demands(book: Book) -> dict[str, Demand]:
-    """That of the whole book, and those of parts of it."""
+    """The demands of the whole book, and of parts of it."""
     rules = book.invariants
     return {
         "all": demand_of(rules),
@@ -156,7 +156,7 @@ def judged(book: Book, windows: list[Window], demand: Demand) -> tuple[object, o
 
 
 def requested_events(windows: list[Window], demand: Demand) -> list[tuple[object, ...]]:
-    """What was asked for, without positions."""
+    """Return the demanded events, without positions."""
     events = []
     for window in windows:
         kept = observed(window, demand)

@@ -1,4 +1,4 @@
-"""What is expected of calls of a kind, whatever they are called: the good case, the bad one, and what is not judged."""
+"""Expectations for kinds of calls, independent of names: good, bad and unjudged cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOUND = taking("max_new_tokens")
 
 
 def verdicts(body: str, kind: str, prop: Property) -> list[bool]:
-    """Whether `prop` held, on each occasion on which it was judged."""
+    """Return for each occasion that judged `prop` whether it held."""
     (window,) = from_text(f"window train step=1\n{body}")
     occasions = [occasion for occasion in APIOutput().occasions(window) if occasion.subject == Subject(kind, GRAIN)]
     return [prop in occasion.held for occasion in occasions if prop in (*occasion.held, *(occasion.failed or ()))]
@@ -127,7 +127,7 @@ def test_a_batch_is_not_made_into_one_sample(body: str, judged: list[bool]) -> N
 
 
 def model(*dtypes: str, autocast: str = "bfloat16") -> str:
-    """Products with these results, in a layer that switched autocast off and casts by itself."""
+    """Products with these results, in a layer that disables autocast and casts itself."""
     products = "".join(
         f'      function torch.nn.functional.linear context={{"autocast":"off"}}\n        tensor result {dtype}[4,2]\n'
         for dtype in dtypes

@@ -58,7 +58,7 @@ def fake() -> torch.Tensor:
 
 
 class Plain(torch.Tensor):
-    """A subclass with memory of its own."""
+    """A subclass with its own memory."""
 
 
 AWKWARD: dict[str, Callable[[], torch.Tensor]] = {

@@ -28,7 +28,7 @@ NOTHING: frozenset[Property] = frozenset()
 
 
 def rate(value: str) -> Property:
-    """That the learning rate is so much."""
+    """Return the fact of this learning rate."""
     return Property("is", "hyperparameter.lr", value)
 
 
@@ -105,7 +105,7 @@ def test_parts_of_a_run_add_up() -> None:
 
 
 def test_without_sketches_the_context_with_most_windows_counts() -> None:
-    """As a tally of an older version is read: ten windows at the least, and fifteen are not proven."""
+    """A tally of an older version: at least ten windows, but fifteen are not proven."""
     tally = tallied(tallied(run(), range(10)), range(5, 15), context=LATER)
     for cell in tally.cells["EventContain", UPDATE].values():
         for count in cell.properties.values():
@@ -119,7 +119,7 @@ def test_the_largest_context_of_a_long_run_counts() -> None:
 
 
 def test_steps_are_those_that_the_precondition_selects() -> None:
-    """It fails in the first step of each run, where the learning rate is zero; the other nineteen are the support."""
+    """The property fails in the first step of each run, with learning rate zero; the other nineteen are the support."""
     tallies = []
     for script in ("a.py", "b.py", "c.py"):
         tally = tallied(run(script), [0], held=False, context=WARMUP)
@@ -174,7 +174,7 @@ CYCLE = Subject(STEP, "cycle")
     ],
 )
 def test_a_habit_is_a_notice_however_certain(prop: Property, severity: str) -> None:
-    """Who has clipped in every step may well stop; who stops clearing gradients, or turns an order round, errs."""
+    """A program may stop clipping on purpose, but not clearing gradients or the order of calls."""
     tallies = [
         tallied(run(f"{number}.py"), range(50), prop, subject=CYCLE, relation="APISequence") for number in range(10)
     ]
@@ -256,7 +256,7 @@ def test_a_setting_common_to_all_runs_of_a_program_is_learned() -> None:
 
 
 def test_a_setting_is_a_notice_however_many_runs_had_it() -> None:
-    """Who changes it may mean to."""
+    """A change of this setting may be intended."""
     (rule,) = select_rules([setting("a.py", "0.01") for _ in range(50)])[0].invariants
     assert rule.severity == NOTICE and rule.confidence == round(50 / 51, 4)
 

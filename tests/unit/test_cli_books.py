@@ -25,7 +25,7 @@ def runs(folder: Path) -> list[str]:
 
 
 def files() -> dict[str, bytes]:
-    """What lies in the working directory."""
+    """Return the files in the working directory."""
     return {path.name: path.read_bytes() for path in Path().iterdir() if path.is_file()}
 
 

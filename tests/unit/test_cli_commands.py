@@ -215,7 +215,7 @@ def test_a_missing_program_is_reported(book: Path, capsys: pytest.CaptureFixture
 def test_a_run_is_followed_to_its_end(
     tmp_path: Path, book: Path, stand_in: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each finding is told once, when it is first seen; a folder that holds nothing yet is waited for."""
+    """Each finding is printed once, when it first appears. The command waits for an empty folder."""
     folder = RunFolder.create(tmp_path / "run", Manifest())
     looks = iter([RunFolderEmpty("run", "not yet"), report("notice"), report("notice", "error")])
 

@@ -1,4 +1,4 @@
-"""Recording: where it goes, what it is called, what is said at its end."""
+"""Recording: the folder, its name, and the summary at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance kit: our own relations pass it, and each broken promise is found and told with its cure."""
+"""The conformance kit accepts the built-in relations, and reports each broken promise with its cure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def saying(**fields: Any) -> type[Called]:
 
 
 class Unforgetting(Called):
-    """It counts windows, and goes on counting when some were dropped."""
+    """It counts windows, and continues after dropped windows."""
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         super().__init__(interest)
@@ -125,7 +125,7 @@ class Unfiltered(Called):
 
 
 class Shared(Called):
-    """What one instance sees, another one knows."""
+    """Instances share state."""
 
     latest: ClassVar[list[int]] = [0]
 
@@ -140,7 +140,9 @@ class Shared(Called):
 
 
 class Lone(Called):
-    """It says something of several ranks that is no occasion."""
+    """It returns a value for several ranks that is no occasion."""
+
+    compares_ranks: ClassVar[bool] = True
 
     def across(self, windows: Any) -> list[str]:
         return ["same"]
@@ -191,6 +193,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
         "Request in `needs` every call",
     ),
     "ranks": (Lone, "is not an Occasion"),
+    "undeclared ranks": (broken(across=lambda self, windows: []), "does not declare compares_ranks"),
+    "ranks without a method": (broken(compares_ranks=True), "without a method across"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What `Consistent` says of hand-written windows: each part with a good case, a bad one, and honest exceptions."""
+"""`Consistent` on hand-written windows: good and bad cases, and legitimate exceptions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_parameter_that_is_missing_from_the_checkpoint() -> None:
 
 
 def parts(*files: dict[str, bool]) -> list[bool]:
-    """Whether parameters are saved, by a run that writes these files in one go: names, and whether they are in it."""
+    """Return whether parameters are saved by a run that writes these files at once: names, and presence."""
     script = Script().window("end")
     for file in files:
         script.call(SAVE, reads=[("parameter.present", name, there, SAVED, FRESH) for name, there in file.items()])
@@ -181,7 +181,7 @@ def test_trainable_parameters_stay_trainable() -> None:
 
 
 def test_each_optimizer_has_its_own_state() -> None:
-    """Who freezes the critic while the generator learns goes back and forth, and nothing is wrong."""
+    """A program that freezes the critic while the generator learns is correct."""
     script = Script()
     for number in range(4):
         script.window()
@@ -337,7 +337,7 @@ def test_several_schedulers_or_optimizers_give_no_rate() -> None:
 
 
 def behind_a_gap(script: Script, lost: int) -> list[bool]:
-    """What is said of the windows of a script when one of them is missing."""
+    """Return the verdicts on a script with one missing window."""
     windows = [window for window in script.windows if window.index != lost]
     return verdicts(occasions(Consistent, windows, SCHEDULED), AGREES)
 
@@ -355,7 +355,7 @@ def test_after_a_gap_a_rate_needs_an_agreeing_scheduler() -> None:
 
 
 def test_after_a_gap_a_scheduler_may_have_an_unseen_optimizer() -> None:
-    """Another optimizer steps in windows that are missing; or it was seen before, so nobody knows whose the rate is."""
+    """Another optimizer steps in missing windows, or was seen before, so the owner of the rate is unknown."""
     script = Script()
     script.window().step(rate(0.1))
     script.window().step(rate(0.3, "Adam"), receiver="Adam")

@@ -94,7 +94,7 @@ def test_a_file_of_a_later_version_is_reported(run: RunFolder) -> None:
 
 
 class Obeying:
-    """Notes what it was asked."""
+    """Records its requests."""
 
     def __init__(self) -> None:
         self.done: list[tuple[object, ...]] = []

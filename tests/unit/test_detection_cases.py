@@ -1,4 +1,4 @@
-"""The cases of the detection benchmark: what is read of them, and what is said of a folder that is not right."""
+"""The detection benchmark reads its cases and reports errors in their folders."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def train(steps: int = STEPS) -> list[float]:
 
 
 def observed(demand: Demand, *, elsewhere: bool) -> tuple[Seen, list[float], list[int]]:
-    """What was seen of a training, its losses, and how many transfers there had been when each window was cut."""
+    """The events of a training, its losses, and the number of transfers at the end of each window."""
     transfers: list[int] = []
     with simulated_accelerator() if elsewhere else nullcontext(), observing(demand) as seen:
         take = seen.windows.append
@@ -181,19 +181,19 @@ def test_a_step_takes_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LOOKS = ("item", "__bool__", "__float__", "__int__", "__index__", "tolist", "cpu", "numpy")
-"""How the program is made to wait for a tensor."""
+"""Operations that make the program wait for a tensor."""
 
 AT_FIRST = ("_compare_buffers",)
-"""What looks at a model when it is met first."""
+"""Components that read a model when they first see it."""
 
 OF_NUMBERS = ("total_norm",)
-"""What computes with numbers that are known."""
+"""Components that compute with known numbers."""
 
 OURS = str(Path(traincheck.__file__).parent)
 
 
 def _noting(looked: Counter[str], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that notes which of ours calls it."""
+    """A function that records which TrainCheck function calls it."""
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)

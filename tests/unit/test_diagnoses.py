@@ -162,7 +162,7 @@ OWN = Diagnosis(
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
-    """What an installed package adds, by slug."""
+    """Return the diagnoses of an installed package, by slug."""
     entries: dict[str, object] = {}
     module = ModuleType("diagnoses_of_a_team")
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -1,4 +1,4 @@
-"""Digests: what a rank tells in a few numbers, when it is asked for more, and what is left out."""
+"""Ranks publish digests, send full windows on request, and report skipped comparisons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sections(window: Window) -> dict[str, object]:
 
 
 class Job:
-    """Ranks whose values a test tells step by step."""
+    """Ranks whose values a test sets step by step."""
 
     def __init__(self, size: int) -> None:
         self.requested: list[int] = []
@@ -202,7 +202,7 @@ def test_violating_sections_are_compared_in_every_step() -> None:
 
 
 def test_a_replica_of_a_shard_that_breaks_is_looked_at_again() -> None:
-    """Of four ranks each two hold the same part."""
+    """Two pairs of four ranks hold the same part."""
     job = Job(4)
 
     def copies(rank: int, name: str) -> int:

@@ -37,7 +37,7 @@ def test_a_fast_path_is_taken_and_calls_around_it_are_observed() -> None:
 
 
 def test_a_mode_of_the_program_sees_the_single_steps() -> None:
-    """With a mode of its own the program has no fast path anyway."""
+    """A program with its own mode has no fast path anyway."""
 
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:

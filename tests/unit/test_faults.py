@@ -1,4 +1,4 @@
-"""A fault of ours never reaches the program, and an error of the program passes through us."""
+"""Internal faults never reach the program, and errors of the program pass through."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_failed_source_undoes_its_changes() -> None:
 
 
 class Broken(nn.Module):
-    """Raises in its forward or backward, when told."""
+    """Raises in its forward or backward, on request."""
 
     fails = ""
 

@@ -1,4 +1,4 @@
-"""What findings are shown with: code that is known to be the one that ran, the steps around them, their ranks."""
+"""Details of findings: the executed code, the surrounding steps, the ranks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_code_that_has_changed_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_file_that_the_run_did_not_write_down_is_not_shown(tmp_path: Path) -> None:
-    """A run folder of a stranger may name any file of ours."""
+    """An untrusted run folder may name any local file."""
     (tmp_path / "secrets.py").write_text("x = 1\n")
     (tmp_path / "train.py").write_text(CODE_LINES)
     for file in ("secrets.py", str(tmp_path / "secrets.py"), "../" + tmp_path.name + "/secrets.py"):
@@ -256,7 +256,7 @@ def test_equal_ranks_of_many_share_a_row() -> None:
 
 
 def ranks_run(folder: Path, ranks: int = 3) -> Report:
-    """A run of several ranks, of which the last goes its own way from step 6 on, and what is told of it."""
+    """A run of several ranks, the last of which diverges from step 6 on, with its finding."""
     run = RunFolder.create(folder, Manifest(script="train.py", started=STARTED))
     for rank in range(ranks):
         run.write_note(ProcessNote(rank=rank, process=10 + rank, world_size=ranks, job="job", ended=True))

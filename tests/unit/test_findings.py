@@ -1,4 +1,4 @@
-"""Findings of several ranks: where they are so is told where they are not so elsewhere."""
+"""Findings of several ranks name the affected ranks if others are not affected."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def on_device(tensor: torch.Tensor) -> object:
 
 
 def in_a_row(tensor: torch.Tensor) -> object:
-    """As on a device, between others of its kind."""
+    """Fingerprint the tensor in a batch with others, as on a device."""
     others = [torch.ones(3, dtype=tensor.dtype), torch.zeros(0, dtype=tensor.dtype)]
     with hidden_from_modes(), simulated_accelerator():
         return fingerprints([*others, tensor, *others])[2]

@@ -1,4 +1,4 @@
-"""Generalisation: the level at which a rule is told, and the programs that it speaks of."""
+"""Generalisation selects the class level of a rule, and the programs it applies to."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_general_level_stays_for_one_program() -> None:
 
 
 def test_a_level_at_which_it_does_not_hold_is_passed_over() -> None:
-    """Adam never does it, for no reason that a fact of the context tells: what remains is a rule about SGD."""
+    """Adam never does it, for no reason in the facts: the result is a rule about SGD."""
     tallies = []
     for script, api in (("a.py", SGD), ("b.py", SGD), ("c.py", ADAM)):
         tallies.append(Tally(script, ""))

@@ -1,4 +1,4 @@
-"""What a program imports is read from its text, before it runs."""
+"""The imports of a program are read from its text, before it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the live part of the detection benchmark reads in a report, and what it calls a shortfall."""
+"""The live part of the detection benchmark reads reports, and lists shortfalls."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def run(tmp_path: Path, some_report: Report) -> Path:
 
 
 def zeros(rows: int) -> pa.RecordBatch:
-    """A window of so many rows in which everything is zero."""
+    """A window with `rows` rows of zeros."""
     columns = []
     for _, kind, _ in COLUMNS:
         if kind in (TEXT, EVENT):

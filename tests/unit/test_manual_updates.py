@@ -277,7 +277,7 @@ def test_a_program_that_names_its_steps_keeps_them() -> None:
 
 
 def cleared(windows: list[Window]) -> tuple[int, int]:
-    """How often a gradient was cleared before its next use, and how often it was not."""
+    """Return how often a gradient was cleared before its next use, and how often not."""
     progress = ParameterUpdates()
     occasions = [occasion for window in windows for occasion in progress.occasions(window)]
     return sum(CLEARED in occasion.held for occasion in occasions), sum(

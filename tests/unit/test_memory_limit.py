@@ -1,4 +1,4 @@
-"""What relations and caches remember does not grow with the number of steps."""
+"""The state of relations and caches does not grow with the number of steps."""
 
 from __future__ import annotations
 

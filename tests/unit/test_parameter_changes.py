@@ -23,7 +23,7 @@ Step = Callable[[int, "Model", torch.optim.Optimizer], object]
 
 
 class Model(nn.Module):
-    """Three parameters of 512 kB: a table of which each step uses one row, a frozen layer and one that is trained."""
+    """Three parameters of 512 kB: a table with one used row per step, a frozen layer and a trained one."""
 
     def __init__(self) -> None:
         super().__init__()

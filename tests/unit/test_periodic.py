@@ -1,4 +1,4 @@
-"""What `Periodic` says of hand-written windows: each part with a good case, a bad one, and honest exceptions."""
+"""`Periodic` on hand-written windows: good and bad cases, and legitimate exceptions."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_scheduler_counts_steps_unless_given_the_epoch() -> None:
 
 
 def rhythm(*changes: bool) -> list[bool]:
-    """What is said of parameters that change in these steps (and in one before)."""
+    """Return the verdicts on parameters that change in these steps (and in one before)."""
     script = Script()
     for changed in (False, True, *changes):
         script.window().step(changes=[{"changed": changed}])
@@ -213,7 +213,7 @@ def test_a_parameter_with_a_gradient_changes_in_the_step() -> None:
 
 @pytest.mark.parametrize("written", [True, False])
 def test_a_copy_that_is_written_back_counts_as_the_step(written: bool) -> None:
-    """The optimizer holds the master; what it does to the model's parameter is told after the step."""
+    """The optimizer holds the master copy; its change to the model's parameter is recorded after the step."""
     script = Script().window()
     script.step(changes=[{"variable": "Net.a", "changed": False, "context": UNHELD}])
     late = facts(held="none", lr="positive", lost=False)
@@ -243,7 +243,7 @@ BATCHES = Subject("loader.batches", "pass")
 def epochs(
     *batches: int, length: int = 3, orders: tuple[int, ...] = (), evaluates: bool = True, trains: bool = True
 ) -> Script:
-    """Passes over a loader that fetch so many batches each, with a validation after each that goes to its end."""
+    """Epochs with this number of fetched batches, each followed by a complete validation."""
     script = Script()
     for number, fetched in enumerate(batches):
         script.window().iterate("DataLoader#1", length)

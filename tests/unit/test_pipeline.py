@@ -256,7 +256,7 @@ def test_idle_stages_run_without_windows(log: StageLog) -> None:
 
 
 def test_a_signal_handler_may_hand_over_windows_in_the_midst_of_that(log: StageLog) -> None:
-    """As where it evaluates: nothing here takes a lock that this thread may hold already."""
+    """As in an evaluation: no code here takes a lock that this thread may already hold."""
     pipeline = Pipeline([("good", log.take)], log.fault)
     indices = iter(range(10**9))
     before = signal.signal(signal.SIGALRM, lambda *_: pipeline.put(window(next(indices))))

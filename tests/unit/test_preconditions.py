@@ -257,7 +257,7 @@ def test_few_parameters_escape_failure_more_easily_than_many() -> None:
 
 
 def test_contexts_that_hold_or_fail_for_good_need_more_than_many_steps() -> None:
-    """Where contexts are many, a condition has to be borne out by contexts, however long each of them was seen."""
+    """With many contexts, a condition needs support from contexts, however long each was seen."""
     cases = list(itertools.product((0, 1, 2, 3), repeat=3))
     held = {(a, b, c) for a, b, c in cases if (a * 7 + b * 5 + c * 3 + a * b * c) % 5 < 2}
     outcome = learn((good if case in held else bad)(windows=200, a=case[0], b=case[1], c=case[2]) for case in cases)

@@ -1,4 +1,4 @@
-"""What is said of calls that ranks make together, and of messages between two of them."""
+"""Rules about collectives, and about messages between two ranks."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_whole_number_that_all_ranks_compute_is_the_same() -> None:
 
 
 def differing(occasions: list[Occasion], prop: Property) -> tuple[tuple[int, ...], int, str]:
-    """Of the first occasion on which a property failed: the ranks that differ, of how many, and the words for it."""
+    """Return for the first violation the differing ranks, the number of ranks, and the note."""
     occasion = next(occasion for occasion in occasions if prop in (occasion.failed or ()))
     return *occasion.differing, occasion.note
 

@@ -1,4 +1,4 @@
-"""The exchange from end to end in one process: ranks find each other through a store, tell, and end in any order."""
+"""The exchange in one process: ranks connect through a store, send windows, and end in any order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Rank:
 
     @property
     def steps(self) -> int:
-        """How far ranks were compared, on the first one."""
+        """Return the last compared step on the first rank."""
         comparison = self.exchange.compared()
         return 0 if comparison is None else comparison.outcome.steps
 
@@ -86,7 +86,7 @@ def store() -> TCPStore:
 def begin(
     request: pytest.FixtureRequest, store: TCPStore, rules: list[Invariant], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Begin]:
-    """Begins the exchange of some ranks of a job; no thread of theirs is left in the end."""
+    """Starts the exchange of some ranks of a job; no thread remains at the end."""
 
     def connect(job: str, seconds: float) -> JobStore:
         own: Any = TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=seconds), wait_for_workers=False)
@@ -163,7 +163,7 @@ def test_a_rank_that_never_connects_is_reported_once(begin: Begin, monkeypatch: 
 
 @pytest.mark.parametrize("folder", ["one", ""])
 def test_a_job_that_ends_before_all_ranks_connect(begin: Begin, folder: str) -> None:
-    """Where files may be compared that is left to them; else it is told."""
+    """The command compares files if possible; otherwise the failure is reported."""
     ranks = begin([folder, folder], size=3)
     for rank in ranks:
         rank.exchange.close()
@@ -226,7 +226,7 @@ def test_a_dead_first_rank_is_reported_once(begin: Begin) -> None:
 
 
 def test_sending_never_blocks_without_a_reader(begin: Begin) -> None:
-    """The last rank never comes, so nobody listens yet; then windows are left out, and counted."""
+    """The last rank never connects, so there is no reader; windows are dropped and counted."""
     ranks = begin(["", ""], size=3)
     windows = updates(0, rank_client.MAX_WAITING + 50)
     for rank in ranks:
@@ -237,7 +237,7 @@ def test_sending_never_blocks_without_a_reader(begin: Begin) -> None:
 
 
 def test_a_slow_rank_does_not_delay_the_end(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first rank is far ahead of one that trains no more but lives."""
+    """The first rank is far ahead of a rank that lives but no longer trains."""
     monkeypatch.setattr(rank_server, "MAX_AHEAD", 4)
     first, other = begin(["", ""])
     other.tell(updates(1, 3))
@@ -259,7 +259,7 @@ def test_a_stop_request_reaches_all_ranks(begin: Begin) -> None:
 
 
 def with_number(window: Window, value: int) -> Window:
-    """The window, with something that is told as it is."""
+    """Return the window with an event that is sent unchanged."""
     reading = Reading(5, window.calls[0].seq, "SGD", "optimizer_state", "step", value)
     readings = sorted([*window.readings, reading], key=lambda item: item.seq)
     return replace(window, readings=tuple(readings))

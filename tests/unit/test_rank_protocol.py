@@ -83,7 +83,7 @@ def _connected() -> tuple[socket.socket, socket.socket]:
 
 @pytest.fixture
 def wire() -> Iterator[tuple[socket.socket, Connection]]:
-    """The bare end of somebody else, and a line of ours."""
+    """A foreign socket, and a connection of TrainCheck."""
     client, server = _connected()
     line = Connection(server)
     yield client, line

@@ -1,4 +1,4 @@
-"""The comparing rank over real lines: it finds what files would show, and no peer or stranger can harm it."""
+"""The comparing rank over real connections: it finds the same as a file comparison, and no peer can harm it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class First:
 
 @pytest.fixture
 def job(rules: list[Invariant], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], First]]:
-    """Begins jobs of so many ranks; afterwards no thread of theirs is left."""
+    """Starts jobs of `ranks` ranks; no thread remains afterwards."""
     monkeypatch.setattr(rank_server, "PAUSE", 0.02)
     monkeypatch.setattr(rank_server, "PATIENCE", 0.2)
     begun: list[First] = []
@@ -109,7 +109,7 @@ def test_live_comparison_matches_the_files(
 
 
 def test_a_dead_peer_is_reported_and_does_not_block(job: Callable[[int], First]) -> None:
-    """The others, and the first rank itself, go on to tell far more than is kept for it."""
+    """All ranks, also the first, send far more than is stored for it."""
     first = job(3)
     dying, going_on = first.peer(1), first.peer(2)
     dying.tell(updates(1, 5))
@@ -204,7 +204,7 @@ def test_a_peer_far_ahead_is_not_read_but_answers(job: Callable[[int], First], m
 
 
 def test_a_peer_far_ahead_fills_no_memory(job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not read stays with the one that tells: it cannot get rid of more than the network holds."""
+    """Unread data stays with the sender: it cannot send more than the network buffers."""
     monkeypatch.setattr(rank_server, "MAX_AHEAD", 8)
     first = job(2)
     peer = first.peer(1)

@@ -49,7 +49,7 @@ def trained(rank: int, steps: int = STEPS, *, since: int = STEPS + 1) -> list[Wi
 
 @pytest.fixture(scope="module")
 def book() -> Book:
-    """What good runs teach of ranks that scale alike."""
+    """Return the rules of good runs in which all ranks scale equally."""
     return learned(trained, steps=STEPS)
 
 
@@ -66,7 +66,7 @@ def recorded(home: Path, ranks: Mapping[int, list[Window]], size: int, **notes: 
 
 
 def live(run: RunFolder, book: Book) -> CheckResult:
-    """What the check of the same run is while it trains."""
+    """Return the live check of the same run."""
     for file in run.event_files():
         rank = int(file.stem.split("-")[1])
         checker = LiveChecker(book.invariants, run.path, 100 + rank, lambda _: None)

@@ -1,4 +1,4 @@
-"""Ranks compared while they write: the same is found as afterwards, and what cannot be compared is told."""
+"""Live comparison of ranks finds the same as an offline one, and reports uncompared steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 30
 
 
 def rank_windows(rank: int, steps: int = STEPS, *, since: int = 0) -> list[Window]:
-    """A rank that scales its loss by the same factor as the others, but for one that goes apart at a step."""
+    """A rank that scales its loss by the common factor until it diverges at a step."""
     lines = [f"window setup rank={rank}"]
     for step in range(1, steps + 1):
         factor = 3 if since and step >= since else 2
@@ -44,12 +44,12 @@ def rank_windows(rank: int, steps: int = STEPS, *, since: int = 0) -> list[Windo
 
 @pytest.fixture(scope="module")
 def rules() -> list[Invariant]:
-    """What good runs teach of ranks that scale alike."""
+    """Return the rules of good runs in which all ranks scale equally."""
     return list(learned(rank_windows).invariants)
 
 
 class Job:
-    """A run folder with ranks that write when they are told to."""
+    """A run folder with ranks that write on request."""
 
     def __init__(self, home: Path, size: int = 2, most: int = 0) -> None:
         self.run = RunFolder.create(home / "run", Manifest(script="train.py"))

@@ -1,4 +1,4 @@
-"""What is to be done before a model is used, what a restart keeps, and schedules that fit: observed in real loops."""
+"""Preparation of a model, state after a restart, and schedule lengths, observed in real loops."""
 
 from __future__ import annotations
 

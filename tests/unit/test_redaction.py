@@ -181,7 +181,7 @@ def test_windows_are_looked_at_again_when_a_secret_becomes_known(monkeypatch: py
 
 
 def test_steps_like_the_one_before_cost_next_to_nothing() -> None:
-    """By counting: nothing is looked at twice."""
+    """Counted: no text is scanned twice."""
     (window,) = from_text(
         "window train step=1\n" + '  project app.f args={"n":3,"s":"x y"} result={"value":"ok"}\n' * 50
     )
@@ -210,7 +210,7 @@ def test_notes_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_text_of_any_size_is_looked_through_in_little_time() -> None:
-    """What grows with the square of the size would take minutes."""
+    """Quadratic growth would take minutes."""
     began = time.process_time()
     for piece in ("a='", "token=", "--token ", "https://a:", "eyJ-", 'key: "', "a=b ", "-----BEGIN PRIVATE KEY-----"):
         redaction.text(piece * 5000)

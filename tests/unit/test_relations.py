@@ -1,4 +1,4 @@
-"""What each relation says of a few hand-written windows."""
+"""The verdicts of each relation on a few hand-written windows."""
 
 from __future__ import annotations
 

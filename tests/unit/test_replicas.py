@@ -1,4 +1,4 @@
-"""What is told of replicas: what an update uses on each rank, what makes two variables replicas, and their batches."""
+"""Rules about replicas: the inputs of an update on each rank, the definition of replicas, and their batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USED_DATA, USED_GRAD, DATA = "parameter.used_data", "parameter.used_grad", "para
 
 
 class Update(NamedTuple):
-    """What an update does to a parameter, by fingerprints; `zero` names what is all zero (data, grad)."""
+    """The effect of an update on a parameter, by fingerprints; `zero` lists all-zero parts (data, grad)."""
 
     data: int
     grad: int
@@ -58,7 +58,7 @@ def across(windows: list[tuple[Window, ...]], quantity: str) -> list[Occasion]:
 
 
 def verdicts(occasions: list[Occasion], **required: Any) -> list[bool]:
-    """Of the occasions with these facts, whether both ranks had the same."""
+    """Return for the occasions with these facts whether both ranks agree."""
     return [
         bool(occasion.held)
         for occasion in occasions
@@ -86,7 +86,7 @@ def test_parameters_equal_after_an_update_become_replicas() -> None:
 
 
 def test_parameters_with_the_same_gradient_are_the_same_on_ranks() -> None:
-    """What the gradient of a part is says nothing where it is zero, nor does a bias that begins as zeros."""
+    """A zero gradient gives no evidence, nor does a bias that begins at zero."""
     whole = {"a": Update(1, 5, 2)}
     lost = {"a": Update(7, 5, 8)}
     assert verdicts(across(ranks((whole, lost)), USED_DATA), same_grad=True, before="some") == [False]

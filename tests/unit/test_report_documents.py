@@ -1,4 +1,4 @@
-"""JUnit, SARIF, GitHub and Markdown: read by what reads them, true to the report, and text of strangers stays text."""
+"""JUnit, SARIF, GitHub and Markdown are valid and complete, and untrusted text stays text."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_github_appends_to_the_summary(
 
 
 def rendered(text: str) -> Tree.Element:
-    """As a reader of Markdown makes HTML of it, which has to be well-formed."""
+    """Return the HTML of a Markdown text, which must be well-formed."""
     from markdown_it import MarkdownIt
 
     reader = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

@@ -1,4 +1,4 @@
-"""The terminal: what is told, and that it stays readable on every kind of terminal and with every kind of name."""
+"""The terminal report is complete, and readable on every terminal and with every name."""
 
 from __future__ import annotations
 

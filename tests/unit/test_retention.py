@@ -44,7 +44,7 @@ def run(steps: int, evaluate_every: int = 0) -> list[Window]:
 
 @dataclass
 class Recorded:
-    """What was recorded of some windows, and where stretches began."""
+    """The recorded windows, and the starts of stretches."""
 
     windows: list[Window]
     begins: set[int]

@@ -1,4 +1,4 @@
-"""Rotation: a recording stays within its size, and keeps its beginning, its end and what was asked for."""
+"""A recording stays within its size, and keeps its beginning, its end and windows with findings."""
 
 from __future__ import annotations
 

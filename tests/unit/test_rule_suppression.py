@@ -67,7 +67,7 @@ def test_a_rule_does_not_cover_itself(make: Rules) -> None:
 
 
 def test_a_rule_covers_rules_with_the_same_or_fewer_programs(make: Rules) -> None:
-    """Of a program that bore out the one and not the other it is not known whether the other is judged there."""
+    """If a program supports only one of the rules, it is unknown whether the other is judged there."""
     of_two, of_one = make("f", "x", origin=("a.py", "b.py")), make("g", "x", origin=("a.py",))
     assert covers(of_two, of_one) and not covers(of_one, of_two)
 
@@ -142,7 +142,7 @@ def test_an_argument_of_fewer_programs_is_less_specific(make: Rules) -> None:
 
 
 def test_relations_order_their_properties_by_strength() -> None:
-    """Who has the shape has the batch; who is as long as a number is no longer; not the other way round."""
+    """An equal shape implies an equal batch, and an equal length implies the bound, but not vice versa."""
     shape, batch = (
         Property(results.RETURNS_SIZE, "shape of x", "result[0]"),
         Property(results.RETURNS_SIZE, "batch of x"),
@@ -219,7 +219,7 @@ def test_both_orders_are_needed(cycle: Rules) -> None:
 
 
 def test_an_order_stays_if_the_middle_call_is_optional(cycle: Rules) -> None:
-    """Programs without a gradient scaler never unscale: that clipping comes after the backward is told by itself."""
+    """Programs without a gradient scaler never unscale, so "clipping after the backward" stays a separate rule."""
     orders = [cycle(BACKWARD, UNSCALE), cycle(UNSCALE, CLIP), cycle(BACKWARD, CLIP)]
     assert dropped(orders) == []
     some = {"origin": ("a.py",)}
@@ -278,7 +278,7 @@ def test_they_have_to_alternate(missing: int, cycle: Rules, new_invariant: Rules
 
 
 def test_alternating_updates_keep_their_rules(cycle: Rules, new_invariant: Rules) -> None:
-    """As those of the two networks of a GAN: whichever was left out for the other, the other would be left out, too."""
+    """Two rules of a GAN's networks imply each other; only one is suppressed."""
     other = "train.Update.step"
     updates = [new_invariant(CHANGES), new_invariant(CHANGES, subject=Subject(other))]
     rules = [*updates, cycle(other), cycle(STEP, api=other), cycle(BACKWARD), cycle(BACKWARD, api=other)]

@@ -1,4 +1,4 @@
-"""What is told of a run as a whole: once how many ranks train, before the first update, and its steps at the end."""
+"""Facts about the run: the number of ranks once, before the first update, and the steps at the end."""
 
 from __future__ import annotations
 

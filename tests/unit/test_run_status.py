@@ -1,4 +1,4 @@
-"""What a run shows from outside: findings once each, how it fares, who is silent; and folders that are none, or go."""
+"""The status of a run: findings once each, progress, silent ranks; and missing or deleted folders."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_findings_about_several_ranks_are_seen(scene: Scene) -> None:
 
 
 def test_an_error_right_after_a_notice_is_reported(new_invariant: NewInvariant) -> None:
-    """They are one finding, of which only the lesser part was told; it used to be held for told."""
+    """The two are one finding, of which only the notice was reported before."""
     notified: list[Finding] = []
     notifier = Notifier(notified.append)
     notice, error = new_invariant(severity="notice"), new_invariant(Property("changes", "parameter.data"))

@@ -1,4 +1,4 @@
-"""A run without a training step: when it is said, in which words, and with which exit code."""
+"""The message and the exit code of a run without a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Salience: dull calls and matters of taste are told by what was observed of them in all runs together."""
+"""Salience of calls is decided by observations of all runs together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_function_that_does_nothing_is_dull(kind: str) -> None:
 
 
 def test_one_tensor_in_one_run_is_enough() -> None:
-    """What a call is for it need not do each time: `maybe_clip` returns a norm in one run and nothing in another."""
+    """A call need not have its effect each time: `maybe_clip` returns a norm in one run and nothing in another."""
     quiet, useful = tally(call(0)), tally(call(0), call(1, result=facts(dtype="float32")))
     assert reason_to_skip(CALLS_F, None, [quiet]) is not None
     assert reason_to_skip(CALLS_F, None, [quiet, useful]) is reason_to_skip(CALLS_F, None, [useful]) is None

@@ -127,7 +127,7 @@ def test_it_is_bounded() -> None:
 
 
 def test_waiting_for_an_accelerator_is_not_all_overhead() -> None:
-    """Our own work takes 80 ms of a step, nearly all of it waiting for what the program has asked for."""
+    """TrainCheck's work takes 80 ms of a step, nearly all of it waiting for the program's computation."""
     budget = Budget(0.01, waits=True)
     for _ in range(10):
         budget.took(TRAIN, True, 0.105, 0.080)

@@ -1,4 +1,4 @@
-"""In steps that are not watched costly hooks are suspended; after them sources reset, and counts go on."""
+"""In unwatched steps, costly hooks are suspended; afterwards sources reset, and counts continue."""
 
 from __future__ import annotations
 

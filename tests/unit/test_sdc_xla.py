@@ -38,7 +38,7 @@ def drawn(dtype: str = "fp32") -> DecoderWorkload:
 
 @pytest.fixture(scope="module")
 def compiled() -> XlaWorkload:
-    """It compiles its programs once for all tests."""
+    """Compiles its programs once for all tests."""
     return XlaWorkload(drawn())
 
 

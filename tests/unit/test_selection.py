@@ -21,7 +21,7 @@ def test_a_general_rule_is_deployed_on_every_program(new_invariant: Rules) -> No
 
 
 def test_a_rule_of_a_pipeline_is_deployed_on_that_program_alone(new_invariant: Rules) -> None:
-    """What a single program did says nothing of others."""
+    """The behaviour of one program gives no evidence about others."""
     rule = new_invariant(scope=PIPELINE, origin=("a.py",))
     assert deployable([rule], "a.py") == (rule,)
     assert deployable([rule], "b.py") == deployable([rule], "") == deployable([rule], "not a.py") == ()

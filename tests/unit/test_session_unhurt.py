@@ -40,7 +40,7 @@ STEP = "A call of torch.optim.Optimizer.step changes a parameter."
 
 @pytest.fixture(scope="module", autouse=True)
 def expected(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """What the program computes. What a process registers once for all sessions is registered by now."""
+    """Return the program's results. One-time registrations of the process exist by now."""
     with traincheck.observe(tmp_path_factory.mktemp("first") / "run"):
         train()
     return train()
@@ -135,7 +135,7 @@ def test_internal_errors_do_not_hide_program_errors(tmp_path: Path, book: Path) 
 
 
 def settle() -> None:
-    """Wait for threads that were given up, and hang no more."""
+    """Release hanging threads, and wait for them."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread():
             thread.join(60)

@@ -1,4 +1,4 @@
-"""The conformance kit for sinks: our own pass it, and each broken promise is found and told with its cure."""
+"""The conformance kit accepts the built-in sinks, and reports each broken promise with its cure."""
 
 from __future__ import annotations
 

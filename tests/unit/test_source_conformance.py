@@ -240,7 +240,7 @@ def test_a_source_that_fails_later_is_missing_and_the_rest_observes(monkeypatch:
 def test_a_library_that_imports_torch_first_is_ready_when_its_import_ends(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As importing torch starts us, a library may be half imported when its source waits for it."""
+    """Importing torch starts TrainCheck, so a library may be half imported when its source waits for it."""
     (tmp_path / "half_imported.py").write_text(
         "from traincheck.runtime.launching import import_hooks\n"
         "import builtins, sys\n"

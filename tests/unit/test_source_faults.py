@@ -177,7 +177,7 @@ def test_an_interrupt_in_a_callback_reaches_the_program(
 
 
 def interrupt(callback: Callback, part: Part, after: int) -> tuple[bool, Results | None, list[str], Depths]:
-    """Whether an interrupt reached the program, its results when it went on, faults, and the depths of its calls."""
+    """Return whether an interrupt reached the program, its results if it continued, faults, and call depths."""
     interrupted, again, seen, after_it = False, None, Seen(), 0
     with faults.failing(callback, KeyboardInterrupt, after) as fault:
         try:

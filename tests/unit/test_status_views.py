@@ -1,4 +1,4 @@
-"""The views of a run that goes on: what they say, when, and to whom."""
+"""The views of a running program: content, time and receiver of their output."""
 
 from __future__ import annotations
 

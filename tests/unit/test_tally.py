@@ -60,7 +60,7 @@ def test_runs_of_two_programs_are_not_parts_of_one() -> None:
 
 
 def test_closed_and_open_worlds_in_one_context() -> None:
-    """What is not told has failed only on the occasions that say so."""
+    """A missing property fails only on the occasions that state it."""
     tally = Tally("a.py", "")
     tally.add_occasions("R", [Occasion(F, (), {X}, None, 0), Occasion(F, (), {Y}, None, 1)], 0)
     tally.add_occasions("R", [Occasion(F, (), {X}, {Z}, 0)], 1)
@@ -74,7 +74,7 @@ def test_closed_and_open_worlds_in_one_context() -> None:
 
 
 def seen_in(*indices: int, held: bool = True) -> Tally:
-    """What one process counted that judged `X` in these windows."""
+    """Return the tally of a process that judged `X` in these windows."""
     counted = Tally("a.py", "")
     for index in indices:
         counted.add_occasions("R", [Occasion(F, (), {X} if held else {Y}, set() if held else {X}, 0)], index)

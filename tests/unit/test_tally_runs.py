@@ -43,7 +43,7 @@ def test_order_and_jobs_do_not_matter(sources: list[Path]) -> None:
 
 
 def test_tally_files_take_the_place_of_runs(sources: list[Path]) -> None:
-    """Of each run by itself, of some together, or mixed with folders: book and journal are the same bytes."""
+    """Single runs, merged runs, and folders mixed with tallies give the same bytes of book and journal."""
     for source in sources:
         write_tallies([tally_folder(source)], f"{source.name}.tally")
     write_tallies(gather(sources[:2]).tallies, "two.tally")
@@ -116,6 +116,7 @@ class Counting:
     """A relation that says of ranks whether they took the same number of calls."""
 
     name = "Counting"
+    compares_ranks = True
     same = Property("same", "number of calls")
 
     def __init__(self, interest: object = None) -> None: ...

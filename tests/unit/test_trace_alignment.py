@@ -15,7 +15,7 @@ from traincheck.vocab.events import LIFECYCLE, NO_CALL, Call, Window
 
 
 def rank(lines: str, number: int = 0) -> list[Window]:
-    """Windows told as `train 1, eval 1, ...`; `-` is one that was dropped."""
+    """Windows written as `train 1, eval 1, ...`; `-` is a dropped window."""
     entries = [line.split() for line in lines.split(",")]
     return [
         Window(index, int(words[1]), words[0], rank=number) for index, words in enumerate(entries) if words != ["-"]
@@ -108,7 +108,7 @@ def test_a_run_folder_gives_the_streams_to_align(tmp_path: Path) -> None:
 
 
 def together(*steps: str) -> Iterator[Window]:
-    """Windows told as `train 1 *3`: three calls that all ranks make together are in it."""
+    """Windows written as `train 1 *3`, with three calls that all ranks make together."""
     call = Call(0, 1, NO_CALL, LIFECYCLE, ("torch.distributed.all_reduce",))
     for index, entry in enumerate(steps):
         stage, step, *count = entry.split()

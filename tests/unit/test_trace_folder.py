@@ -1,4 +1,4 @@
-"""The run folder: made once, read at any time, told clearly when it is not what it should be."""
+"""The run folder: created once, readable at any time, with clear errors for invalid folders."""
 
 from __future__ import annotations
 

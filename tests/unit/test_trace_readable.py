@@ -1,4 +1,4 @@
-"""Readable traces: lines tell windows, windows tell lines."""
+"""Readable traces convert lines to windows, and windows to lines."""
 
 from __future__ import annotations
 

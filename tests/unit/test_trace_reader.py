@@ -1,4 +1,4 @@
-"""The reader: torn tails are read up to the tear, anything else that is wrong is told with the name of the file."""
+"""The reader reads torn files up to the tear, and reports other errors with the file name."""
 
 from __future__ import annotations
 

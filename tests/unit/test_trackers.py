@@ -81,7 +81,7 @@ class Ending(Noted):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a package with trackers is installed."""
+    """A folder with an installed package of trackers."""
     (tmp_path / "noted.py").write_text(NOTED)
     path = [str(tmp_path), str(Path(trackings.__file__).parents[3])]
     monkeypatch.setenv("PYTHONPATH", ":".join(path))
@@ -94,7 +94,7 @@ def noted(project: Path) -> list[list[object]]:
 
 
 def followed(project: Path, kind: str, report: Report, messages: list[str]) -> float:
-    """Follow a short run to its end; how many seconds the one who tells had to wait before it."""
+    """Follow a short run to its end; return the seconds that the caller had to wait."""
     write_json(report, project / "report.json")
     tracking = Tracking("noted", f"noted:{kind}", str(project / "notes"), messages.append)
     tracking.begin({"script": "train.py", "folder": str(project)})

@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 
 def leave_garbage(model: nn.Module) -> None:
-    """What the memory that `to_empty` gives may hold, written where no version is counted."""
+    """Possible contents of the memory of `to_empty`, written without counting a version."""
     for parameter in model.parameters():
         parameter.data.fill_(3.5)
 

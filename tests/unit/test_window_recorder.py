@@ -21,7 +21,7 @@ STEPS = 600
 
 
 class Run:
-    """A process that trains, whose windows are fed `behind` so many of them."""
+    """A training process whose windows are fed `behind` windows late."""
 
     def __init__(self, folder: Path, *, most: int = 0, behind: int = 0, in_full: bool = False) -> None:
         self.folder = folder

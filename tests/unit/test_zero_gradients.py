@@ -36,7 +36,7 @@ def windows(steps: int, after: Callable[[int, str], str], *, update: bool = True
 
 
 def failures(those: list[Window]) -> list[tuple[Property, int, tuple[str, ...]]]:
-    """What failed, in which step, and of which variables."""
+    """Return the violations with step and variables."""
     relation = ZeroGradients()
     return [
         (prop, window.step, occasion.variables)
@@ -87,7 +87,7 @@ def test_a_gap_ends_the_first_steps() -> None:
 
 
 def violations(program: Callable[[], None]) -> list[Violation]:
-    """What the standing rules say of a program."""
+    """Return the verdicts of the built-in rules on a program."""
     with observing() as seen:
         program()
     assert seen.faults == []

@@ -1,4 +1,4 @@
-"""Trains in an interpreter that is told to ignore its surroundings, so that nobody observes it."""
+"""Trains in an isolated interpreter, which TrainCheck cannot observe."""
 
 import sys
 

@@ -478,7 +478,7 @@ def reduce_overhead() -> tuple[list[float], list[torch.Tensor]]:
 
 
 def result_of(name: str) -> dict[str, object]:
-    """What came out of one way, and what was compiled for it."""
+    """The result of a program, and the compilations that it caused."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch._dynamo.convert_frame.FRAME_COUNTER = 0

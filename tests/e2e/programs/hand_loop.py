@@ -13,7 +13,7 @@ CLASSES = 1 if way == "one_class" else 3
 
 
 class Tagger(nn.Module):
-    """A small language model in the style of many examples: an LSTM whose hidden state goes on from batch to batch."""
+    """A small language model like many examples: an LSTM whose hidden state continues from batch to batch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trains a little and ends as it is told: `python odd_end.py WAY FILE`, with a digest of the training in FILE."""
+"""Trains a little and ends in the given way: `python odd_end.py WAY FILE`, with a digest of the training in FILE."""
 
 import faulthandler
 import os
@@ -21,7 +21,7 @@ def nested(file):
 
 
 def observed_inside(file):
-    """A program that knows of us by itself."""
+    """A program that imports traincheck itself."""
     import traincheck
 
     with traincheck.observe(f"{file}-run"):

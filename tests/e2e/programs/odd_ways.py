@@ -182,7 +182,7 @@ def signals():
 
 @way
 def signals_waited_for():
-    """Blocked here and asked for later: no other thread may take it."""
+    """Blocked here and requested later: no other thread may take it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     os.kill(os.getpid(), signal.SIGUSR2)
     trained = train()

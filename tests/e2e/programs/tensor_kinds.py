@@ -23,7 +23,7 @@ STEPS = 4
 
 
 class Wrapper(torch.Tensor):
-    """Has no memory of its own: it holds another tensor and computes on that."""
+    """A subclass without memory that wraps another tensor and computes on it."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -51,7 +51,7 @@ class Wrapper(torch.Tensor):
 
 
 class WithMemory(torch.Tensor):
-    """Has memory and a dispatch method of its own, which counts what it is asked for."""
+    """A subclass with memory and a dispatch method that counts its calls."""
 
     dispatched = 0
 
@@ -91,14 +91,14 @@ def freed():
 
 
 def escaped(transform):
-    """What a function transform hands to the function, kept beyond its end."""
+    """Tensors of a function transform, stored beyond its end."""
     tensors = []
     transform(lambda x: (tensors.append(x), (x * 2).sum())[1])(torch.ones(3, 2))
     return tensors[0]
 
 
 def large(kind):
-    """Of a size from which on samples are taken."""
+    """A tensor large enough to be sampled."""
     return kind(torch.ones(300, 300))
 
 
@@ -159,7 +159,7 @@ class Net(nn.Module):
 
 
 def operate(kind):
-    """What of torch works with it, of functions and methods, and in place."""
+    """Return the torch functions and methods, also in-place ones, that work with the tensor."""
     done = 0
     for operation in (torch.abs, torch.sum, torch.zeros_like, lambda t: t + t, lambda t: t.mul_(1), lambda t: t.clone(),
                       lambda t: t.view(-1), lambda t: torch.cat([t, t]), F.relu, lambda t: t.size(0)):  # fmt: skip
