@@ -192,9 +192,9 @@ def arguments_for(script: Script, function: Function, name: str) -> list[ast.exp
     return values
 
 
-def origins(script: Script, name: str, place: ast.AST, depth: int = 3) -> set[str]:
+def origins(script: Script, name: str, region: ast.AST, depth: int = 3) -> set[str]:
     """The names that the object `name` has where it comes from: a parameter is followed to the callers' arguments."""
-    function = scope(script, place)
+    function = scope(script, region)
     names = {name}
     if isinstance(function, FUNCTIONS) and "." not in name and depth:
         for value in arguments_for(script, function, name):
@@ -203,14 +203,14 @@ def origins(script: Script, name: str, place: ast.AST, depth: int = 3) -> set[st
     return names
 
 
-def constructions(script: Script, name: str, place: ast.AST, depth: int = 4) -> list[tuple[ast.Call, bool]]:
+def constructions(script: Script, name: str, region: ast.AST, depth: int = 4) -> list[tuple[ast.Call, bool]]:
     """The calls that build the object `name`, each with whether a wrapper for several ranks lies around it.
 
     They are looked for in assignments to the name anywhere in the script, and in the arguments of callers.
     """
     if not depth or not name:
         return []
-    function = scope(script, place)
+    function = scope(script, region)
     values: list[tuple[ast.expr, ast.AST]] = []
     if isinstance(function, FUNCTIONS) and "." not in name:
         values += [(value, value) for value in arguments_for(script, function, name)]
@@ -281,17 +281,17 @@ def parts_of_class(script: Script, module: ast.ClassDef) -> list[str]:
     return names
 
 
-def parts(script: Script, model: str, place: ast.AST) -> list[str]:
+def parts(script: Script, model: str, region: ast.AST) -> list[str]:
     """What to append to the name of a model to get its parts with parameters: `.encoder`, `.module.head`, `[-1]`.
 
     Empty where the script does not show how the model is built, and where it has one part only.
     """
     classes = module_classes(script)
-    enclosing = next((node for node in script.parents(place) if isinstance(node, ast.ClassDef)), None)
+    enclosing = next((node for node in script.parents(region) if isinstance(node, ast.ClassDef)), None)
     if model == "self" and enclosing:
         names = [f".{name}" for name in parts_of_class(script, enclosing)]
         return names if len(names) > 1 else []
-    for call, is_wrapped in constructions(script, model, place):
+    for call, is_wrapped in constructions(script, model, region):
         kind = last_part(called(call))
         names = []
         if kind in classes:
@@ -593,10 +593,10 @@ def loss_calls(script: Script, *kinds: str) -> list[LossCall]:
 def loss_expressions(script: Script, backward: Backward) -> list[ast.expr]:
     """The expressions that the loss of a backward pass is computed by: what is assigned to its name in the function,
     and what a function of the script returns that computes it."""
-    place = scope(script, backward.call)
+    region = scope(script, backward.call)
     matches: list[ast.expr] = [] if dotted(backward.loss) else [backward.loss]
     names = {dotted(node) for node in ast.walk(backward.loss) if isinstance(node, ast.Name | ast.Attribute)} - {""}
-    near = [entry for entry in assignments(script, place) if scope(script, entry[2]) is place]
+    near = [entry for entry in assignments(script, region) if scope(script, entry[2]) is region]
     matches += [
         value for name, value, statement in near if name in names and statement.lineno <= backward.statement.lineno
     ]

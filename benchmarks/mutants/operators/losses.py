@@ -42,8 +42,8 @@ def _ends_in(script: Script, value: ast.expr, *functions: str) -> bool:
     """Whether the value is the result of one of these functions, here or where its name was assigned."""
     text = script.source(value)
     if isinstance(value, ast.Name):
-        place = scope(script, value)
-        text += "".join(script.source(entry) for name, entry, _ in assignments(script, place) if name == value.id)
+        region = scope(script, value)
+        text += "".join(script.source(entry) for name, entry, _ in assignments(script, region) if name == value.id)
     return any(function in text for function in functions)
 
 
@@ -330,9 +330,9 @@ def detach_removed(script: Script) -> Iterator[Sequence[Edit]]:
         assert isinstance(call.func, ast.Attribute)
         parent = call.parent  # type: ignore[attr-defined]
         leaves_torch = isinstance(parent, ast.Attribute)
-        place = scope(script, call)
-        learns = isinstance(place, FUNCTIONS) and (
-            place.name == "forward" or any(scope(script, entry.call) is place for entry in backwards(script))
+        region = scope(script, call)
+        learns = isinstance(region, FUNCTIONS) and (
+            region.name == "forward" or any(scope(script, entry.call) is region for entry in backwards(script))
         )
         is_carried = isinstance(parent, ast.Assign) and script.source(parent.targets[0]) == script.source(
             call.func.value

@@ -94,8 +94,8 @@ def evaluation_mode_for_training(script: Script) -> Iterator[Sequence[Edit]]:
     """The code of the training loop was copied from the evaluation, with its `eval()`."""
     if depends_on_mode(script):
         for _, statement in _switches(script, "train"):
-            place = scope(script, statement)
-            after = [step for step in steps(script) if scope(script, step.call) is place]
+            region = scope(script, statement)
+            after = [step for step in steps(script) if scope(script, step.call) is region]
             if any(step.statement.lineno > statement.lineno for step in after):
                 start = script.span(statement)[0]
                 position = script.text.rindex(".train", start, script.span(statement)[1])

@@ -223,9 +223,9 @@ def clipped_before_averaging(script: Script) -> Iterator[Sequence[Edit]]:
                 break
 
 
-def _rank_name(script: Script, place: ast.stmt) -> str:
+def _rank_name(script: Script, region: ast.stmt) -> str:
     """How the code at a place asks for its rank."""
-    here = script.source(scope(script, place)) if isinstance(scope(script, place), FUNCTIONS) else script.text  # type: ignore[arg-type]
+    here = script.source(scope(script, region)) if isinstance(scope(script, region), FUNCTIONS) else script.text  # type: ignore[arg-type]
     if re.search(r"\brank\b *(,.*)?= |\(rank\b|\brank[,:)]|\brank ==", here):
         return "rank"
     return "dist.get_rank()" if "distributed as dist" in script.text else "torch.distributed.get_rank()"

@@ -83,11 +83,11 @@ def other_model_saved(script: Script) -> Iterator[Sequence[Edit]]:
     for call in _saves(script):
         assert isinstance(call.func, ast.Attribute)
         name = receiver(call)
-        place = scope(script, call)
-        local = {dotted(node) for node in ast.walk(place) if isinstance(node, ast.Name | ast.Attribute)}
+        region = scope(script, call)
+        local = {dotted(node) for node in ast.walk(region) if isinstance(node, ast.Name | ast.Attribute)}
         built = {variable: unwrapped(value) for variable, value, _ in assignments(script)}
         classes = {variable: called(value) for variable, value in built.items() if isinstance(value, ast.Call)}
-        saved = [receiver(other) for other in _saves(script) if scope(script, other) is place]
+        saved = [receiver(other) for other in _saves(script) if scope(script, other) is region]
         for other in models(script):
             is_same_kind = classes.get(other) is not None and classes.get(other) == classes.get(name)
             copies = classes.get(other, "").endswith(("deepcopy", "AveragedModel")) or classes.get(name, "").endswith(

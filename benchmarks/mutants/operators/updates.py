@@ -115,12 +115,12 @@ def zero_grad_of_one_part(script: Script) -> Iterator[Sequence[Edit]]:
                     yield [script.replace(statement, f"{name}{part}.zero_grad()")]
 
 
-def _name_here(script: Script, model: str, place: ast.stmt) -> str:
+def _name_here(script: Script, model: str, region: ast.stmt) -> str:
     """The name of a model at another place of the script: its own, or one whose origin it is."""
-    here = scope(script, place)
+    here = scope(script, region)
     names = [dotted(node) for node in script.walk(ast.Name, ast.Attribute, inside=here)]  # type: ignore[arg-type]
     for name in dict.fromkeys(entry for entry in names if entry):
-        if model and (name == model or model in origins(script, name, place)):
+        if model and (name == model or model in origins(script, name, region)):
             return name
     return ""
 
@@ -250,9 +250,9 @@ def _names(node: ast.AST) -> Iterator[str]:
 def clip_before_backward(script: Script) -> Iterator[Sequence[Edit]]:
     """The gradients are clipped before the backward pass that computes them."""
     for _, statement in clips(script):
-        place = scope(script, statement)
+        region = scope(script, statement)
         for backward in reversed(backwards(script)):
-            if scope(script, backward.call) is place and backward.statement.lineno < statement.lineno:
+            if scope(script, backward.call) is region and backward.statement.lineno < statement.lineno:
                 if not backward.is_scaled:
                     yield script.move_before(statement, backward.statement)
                 break
