@@ -60,7 +60,10 @@ class Relation(Protocol):
 
 
 class ComparesRanks(Relation, Protocol):
-    """A relation that also compares several ranks. `across` is optional; `compares_ranks` tests for it."""
+    """A relation that also compares several ranks. It declares so in `compares_ranks`; other relations may leave the
+    attribute out."""
+
+    compares_ranks: ClassVar[bool] = True
 
     def across(self, windows: Sequence[Window]) -> Iterable[Occasion]:
         """Yield the occasions in windows of several ranks at the same step, in the order of the ranks.
@@ -71,15 +74,15 @@ class ComparesRanks(Relation, Protocol):
 
     @staticmethod
     def values(window: Window) -> Iterable[tuple[str, str, object]]:
-        """Optional, as `across` is. Yield what this relation compares between ranks: the quantity (`kind.attribute`),
+        """Optional. Yield what this relation compares between ranks: the quantity (`kind.attribute`),
         the variable, and a content that equal values reproduce in every process. If ranks agree on all of it,
         TrainCheck compares one rank for all (`Window.shared`), and only the windows of such leaders hold these values.
         """
 
 
 def compares_ranks(relation: object) -> bool:
-    """Whether a relation (or its class) has `across`."""
-    return hasattr(relation, "across")
+    """Whether a relation (or its class) declares that it has `across`."""
+    return getattr(relation, "compares_ranks", False) is True
 
 
 _contexts: BoundedCache[tuple[Facts, str], Facts] = BoundedCache()

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Call, Reading, Window
-from traincheck.vocab.facts import FactValue
+from traincheck.vocab.facts import FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 UPDATE = "torch.optim.Optimizer.step"
@@ -50,6 +50,32 @@ class RelationPart(Protocol):
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         """The rule as a sentence, see `Relation.describe`."""
+
+
+class ReadingPart:
+    """Base of parts whose occasions are readings of one window. They keep no state, and have a grain of their own."""
+
+    grain: ClassVar[str]
+
+    def forget(self) -> None:
+        """There is no state."""
+
+    @classmethod
+    def speaks_of(cls, subject: Subject) -> bool:
+        return subject.grain == cls.grain
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand.of_readings(subject.api)
+
+    @staticmethod
+    def is_optional_practice(prop: Property) -> bool:
+        return False
+
+
+def site_of(reading: Reading) -> str:
+    """The site that a reading has in its context; empty if it has none."""
+    return str(value_of(reading.context, "site") or "")
 
 
 class Composite:

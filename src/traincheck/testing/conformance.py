@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
+from traincheck.relations.base import compares_ranks
 from traincheck.testing.demand_filter import observed
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Window
@@ -60,7 +61,7 @@ def check_relation(relation: Any, windows: Sequence[Window]) -> int:
     for subject, prop in sorted({(occasion.subject, prop) for occasion in occasions for prop in _judged(occasion)}):
         _is_explained(relation, subject, prop)
         _is_judged_alike_selectively(relation, windows, subject, prop)
-    if hasattr(relation, "across"):
+    if _declares_ranks(relation):
         _compares_ranks(relation, windows)
     return len(occasions)
 
@@ -268,6 +269,14 @@ def _summary(verdicts: Counter[tuple[int, Facts, bool, int]]) -> str:
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------
+
+
+def _declares_ranks(relation: Any) -> bool:
+    declared = compares_ranks(relation)
+    if declared != hasattr(relation, "across"):
+        verb = "declares compares_ranks without a method" if declared else "does not declare compares_ranks, but has"
+        raise _fail(f"{relation.name} {verb} across", "Set compares_ranks = True in a class that has across")
+    return declared
 
 
 def _compares_ranks(relation: Any, windows: Sequence[Window]) -> None:

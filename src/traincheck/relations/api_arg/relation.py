@@ -59,6 +59,7 @@ class APIArg:
     """See the module."""
 
     name: ClassVar[str] = "APIArg"
+    compares_ranks: ClassVar[bool] = True
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         self._interest = interest

@@ -43,6 +43,7 @@ class Consistent(Composite):
     """See the module."""
 
     name: ClassVar[str] = "Consistent"
+    compares_ranks: ClassVar[bool] = True
     parts: ClassVar[tuple[type[RelationPart], ...]] = (
         CheckpointMatch,
         Constancy,

@@ -11,10 +11,10 @@ executes the step (`elsewhere`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import named
-from traincheck.vocab.demand import Demand
+from traincheck.relations.parts import ReadingPart, named, site_of
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -48,8 +48,10 @@ def _rank_difference(reading: Reading) -> tuple[str, DifferingRanks]:
     return note + ELSEWHERE_ENDS, DifferingRanks(ranks, int(str(details["compared"])))
 
 
-class ReplayedSteps:
-    """Looks at one window at a time."""
+class ReplayedSteps(ReadingPart):
+    """See the module."""
+
+    grain: ClassVar[str] = GRAIN
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield one occasion for each part of a step that was executed again."""
@@ -73,25 +75,10 @@ class ReplayedSteps:
                 decided[1] | exact[1],
                 reading.seq,
                 (reading.variable,),
-                str(value_of(reading.context, "site") or ""),
+                site_of(reading),
                 note,
                 ranks,
             )
-
-    def forget(self) -> None:
-        """There is no state."""
-
-    @staticmethod
-    def speaks_of(subject: Subject) -> bool:
-        return subject.grain == GRAIN
-
-    @staticmethod
-    def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_readings(subject.api)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -8,45 +8,31 @@ fails, and nothing is learned from it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import named
+from traincheck.relations.parts import ReadingPart, named, site_of
 from traincheck.vocab.builtin_rules import FIRST_USE, MEMORY, WRITTEN, sentence_of
-from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window
-from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 
-class Uninitialized:
-    """Looks at one window at a time."""
+class Uninitialized(ReadingPart):
+    """See the module."""
+
+    grain: ClassVar[str] = FIRST_USE
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each call of `to_empty` after which parameters were not written."""
         by_site: dict[str, list[Reading]] = {}
         for reading in window.readings:
             if named(reading) == MEMORY:
-                by_site.setdefault(str(value_of(reading.context, "site") or ""), []).append(reading)
+                by_site.setdefault(site_of(reading), []).append(reading)
         for site, unwritten in by_site.items():
             names = tuple(reading.variable for reading in unwritten)
             note = f"{len(names)} parameters have the contents that to_empty() left in their memory"
             subject, context = Subject(MEMORY, FIRST_USE), context_of((), window.stage)
             yield Occasion(subject, context, *outcome_of(WRITTEN, False), unwritten[0].seq, names, site=site, note=note)
-
-    def forget(self) -> None:
-        """There is no state."""
-
-    @staticmethod
-    def speaks_of(subject: Subject) -> bool:
-        return subject.grain == FIRST_USE
-
-    @staticmethod
-    def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_readings(subject.api)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -12,18 +12,19 @@ The rules need no good run (builtin_rules.py). So an occasion arises only if the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import named, number
+from traincheck.relations.parts import ReadingPart, named, number, site_of
 from traincheck.vocab.builtin_rules import IDLE, UNUSED, USE, USED, sentence_of
-from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
-from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 
-class UnusedGradients:
-    """Looks at one window at a time."""
+class UnusedGradients(ReadingPart):
+    """See the module."""
+
+    grain: ClassVar[str] = USE
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for gradients that were not used."""
@@ -35,24 +36,9 @@ class UnusedGradients:
             note = f"{count:,.0f} backwards ran in this run and no parameter was updated"
             if quantity == IDLE:
                 note += f"; {reading.variable} holds parameters that got gradients, and it has never stepped"
-            site = str(value_of(reading.context, "site") or "")
+            site = site_of(reading)
             subject, context = Subject(quantity, USE), context_of((), window.stage)
             yield Occasion(subject, context, *outcome_of(USED, False), reading.seq, site=site, note=note)
-
-    def forget(self) -> None:
-        """There is no state."""
-
-    @staticmethod
-    def speaks_of(subject: Subject) -> bool:
-        return subject.grain == USE
-
-    @staticmethod
-    def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_readings(subject.api)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -1,5 +1,8 @@
 """Hooks the calls of all modules and passes them to the sources that listen.
 
+The hooks write out which calls they ignore, and how they measure their own time. A shared function would be two more
+Python calls for each call of a module, and a profiler reports each (see tracing.py and overhead.py).
+
 Note [Hooks that are off]
 A global hook slows down every module call. While no events are taken, one hook waits for the next outermost module, and
 only if its call can begin a step. It is suspended as soon as the call was reported. If the program is inside a module
