@@ -10,13 +10,13 @@ VENV_PUBLIC ?= build/public-venv
 PIP_FLAGS := --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all test-python bench bench-detection bench-public transfer corruption packs docs dist clean
+.PHONY: help demo test check test-ci test-all test-python bench bench-detection bench-public transfer corruption packs docs dist clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Two tests run at a time, each with training of its own: one thread for each is fastest.
-demo test test-all test-python: export OMP_NUM_THREADS := 1
+demo test test-ci test-all test-python: export OMP_NUM_THREADS := 1
 
 demo: $(DEMO_READY)  ## Learn from good examples, then catch four silent errors in others
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
@@ -29,6 +29,10 @@ check: $(CHECK_READY)  ## Format, lint, types, and the tests of the repository i
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest tests/house
+
+# Three at a time on two cores: some tests spend seconds waiting for a heartbeat or the end of a process.
+test-ci: $(READY)  ## The tests that .ci/run runs: those of `make test`, and the slow ones that are not long
+	$(BIN)/pytest -n 3 --dist worksteal -m "not (slow and long)" --ignore tests/house --durations 25 tests
 
 test-all: $(READY)  ## All tests, also those that take many minutes
 	$(BIN)/pytest -n 2 --dist worksteal tests
