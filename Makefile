@@ -10,7 +10,7 @@ VENV_PUBLIC ?= build/public-venv
 PIP_FLAGS := --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-ci test-all test-python bench bench-detection bench-public transfer corruption packs docs dist clean
+.PHONY: help demo test check test-ci test-all test-python bench bench-detection bench-public bench-mutants corpus transfer corruption packs docs dist clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,13 +63,19 @@ bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,..
 bench-public: $(VENV_PUBLIC)/.ready  ## Public training programs, plain and checked; SRC=DIR of clones, ONLY=id,... for a part
 	$(VENV_PUBLIC)/bin/python -m benchmarks.public --src "$(SRC)" --only "$(ONLY)"
 
+bench-mutants: $(READY)  ## The mutation score of the corpus (hours, goes on where it stopped); ARGS="--programs 20 ..." for a part
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants $(or $(ARGS),--keep)
+
+corpus: $(READY)  ## Write, run and check the programs of the corpus: SEEDS=0:1000
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corpus check --seeds $(or $(SEEDS),0:1000)
+
 transfer: $(READY)  ## Do the packs hold under another torch? OTHER=/path/to/python of an environment that has it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.versions --other "$(OTHER)"
 
 corruption: $(READY)  ## Detection of injected hardware faults (some ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corruption
 
-packs: $(READY)  ## Build the shipped packs again from the examples (some ten minutes)
+packs: $(READY)  ## Build the shipped packs again from the examples and the corpus (two hours; goes on where it stopped)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.packs
 
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -62,14 +62,21 @@ def check(pool: ProcessPoolExecutor, programs: list[CorpusProgram], folder: Path
 def learn(pool: ProcessPoolExecutor, programs: list[CorpusProgram], folder: Path) -> int:
     """Record and tally all, and print how many event skeletons they have."""
     began = time.perf_counter()
-    tallies = folder / "tallies"
-    tallies.mkdir(parents=True, exist_ok=True)
-    learned = [entry for _, entry in results(pool, learn_from, [(p, tallies) for p in programs], programs, "recording")]
-    for entry in learned:
-        if entry.problem:
-            print(f"{entry.name}: {entry.problem}", flush=True)
+    learned = learn_from_all(pool, programs, folder)
     print(json.dumps(summary(learned, time.perf_counter() - began), indent=2))
     return int(any(entry.problem for entry in learned))
+
+
+def learn_from_all(pool: ProcessPoolExecutor, programs: list[CorpusProgram], folder: Path) -> list[Learned]:
+    """Record and tally programs into `folder/tallies`; what was done before is taken as it is."""
+    tallies = folder / "tallies"
+    tallies.mkdir(parents=True, exist_ok=True)
+    learned = []
+    for _, entry in results(pool, learn_from, [(program, tallies) for program in programs], programs, "recording"):
+        learned.append(entry)
+        if entry.problem:
+            print(f"{entry.name}: {entry.problem}", flush=True)
+    return sorted(learned, key=lambda entry: entry.name)
 
 
 def summary(learned: list[Learned], seconds: float) -> dict[str, Any]:

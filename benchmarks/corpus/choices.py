@@ -57,6 +57,7 @@ class Choices:
     epochs: int
     batch_size: int
     samples: int
+    ranks: int = 1
     lr: float = 0.0
     """The learning rate that the optimizer's template names; filled in when it is known."""
 
@@ -136,6 +137,7 @@ def draw(
         else "",
         epochs=of("epochs", 3, 4, 5, 6),
         batch_size=of("batch_size", 16, 24, 32),
+        ranks=int(supports.get("ranks", 1)),
         samples=of("samples", 256, 320, 400),
     )
     return consistent(chosen)

@@ -45,7 +45,8 @@ def lay_out(seeds: list[int], folder: Path, *, only: Mapping[str, str] | None = 
     for seed, chosen in write(seeds, folder / "texts", only=only).items():
         home = folder / f"{seed:05d}"
         home.mkdir(parents=True, exist_ok=True)
-        script = f"{chosen.program or chosen.loop + '_' + chosen.task}_{seed:05d}.py"
+        kind = chosen.program or f"{chosen.loop}_{chosen.task}"
+        script = f"{kind}_{chosen.precision.replace(' ', '-')}_{seed:05d}.py"  # themes of packs go by these names
         shutil.move(folder / "texts" / f"{seed:05d}.py", home / script)
         parts = {
             "program": chosen.program,

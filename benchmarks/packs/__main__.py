@@ -1,7 +1,8 @@
-"""python -m benchmarks.packs [--runs FOLDER] [--jobs N] [--reuse]
+"""python -m benchmarks.packs [--seeds 0:1000] [--runs FOLDER] [--jobs N] [--reuse] [--output FOLDER]
 
-Record all examples, learn from them, and put the packs that come with TrainCheck into src/traincheck/packs. What they
-say of examples that they were not made from is part of `python -m benchmarks.detection`.
+Record all examples and the corpus programs of these seeds, learn from them, and put the packs that come with TrainCheck
+into src/traincheck/packs. An interrupted run goes on where it stopped. `python -m benchmarks.detection` says how packs
+fare on examples that they were not made from, and `python -m benchmarks.mutants` on new programs of the corpus.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.corpus.__main__ import FOLDER, learn_from_all, seeds
+from benchmarks.corpus.running import lay_out
 from benchmarks.detection.__main__ import positive, spread
 from benchmarks.detection.books import THEMES, example_programs
 from benchmarks.detection.recordings import ROOT, ProgramFailed
@@ -29,6 +32,9 @@ def main() -> int:
     options.add_argument(
         "--runs", type=Path, default=ROOT / "traincheck-runs" / "detection", help="where recordings go"
     )
+    options.add_argument("--seeds", type=seeds, default=range(1000), help="programs of the corpus, FIRST:END")
+    options.add_argument("--corpus", type=Path, default=FOLDER, help="where programs of the corpus and tallies go")
+    options.add_argument("--output", type=Path, default=SHIPPED, help="where the packs go")
     options.add_argument("--jobs", type=positive, default=3, help="programs that run at a time")
     options.add_argument(
         "--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too"
@@ -47,7 +53,13 @@ def main() -> int:
         return 1
     tallies = recording_options.runs / "examples.tally"
     write_tallies([example.tally for example in learned], tallies)
-    words = ["packs", "build", str(tallies), "-o", str(SHIPPED), "--themes", str(THEMES), "--release", __version__]
+    sources = [str(tallies)]
+    if chosen.seeds:
+        programs = lay_out(list(chosen.seeds), chosen.corpus.resolve())
+        with warm_pool(chosen.jobs) as pool:
+            recorded = learn_from_all(pool, programs, chosen.corpus.resolve())
+        sources += [str(entry.tally) for entry in recorded if not entry.problem]
+    words = ["packs", "build", *sources, "-o", str(chosen.output), "--themes", str(THEMES), "--release", __version__]
     return traincheck(words)
 
 
