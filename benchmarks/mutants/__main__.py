@@ -40,7 +40,11 @@ def main() -> int:
     folder = chosen.folder.resolve()
     seeds = list(range(FIRST_SEED + chosen.skip, FIRST_SEED + chosen.skip + chosen.programs))
     programs = lay_out(seeds, folder / "programs")
-    operators = all_operators()
+    operators = [
+        entry for entry in all_operators() if not chosen.operators or entry.name in chosen.operators.split(",")
+    ]
+    if not operators:
+        options().error(f"--operators: none of {chosen.operators} is an operator")
     mutated = {entry.program.name: entry.text for entry in programs[: chosen.mutated]}
     plan = plan_mutants(mutated, operators, chosen.per_program)
     run_options = Options(folder / "work", chosen.packs.resolve(), not chosen.packs_only)
@@ -115,6 +119,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--skip", type=int, default=0, help="leave out so many programs at the start")
     parser.add_argument("--mutated", type=int, default=100, help="how many of them are mutated")
     parser.add_argument("--per-program", type=int, default=6, help="mutants of a program")
+    parser.add_argument("--operators", default="", help="names, comma-separated; all by default")
     parser.add_argument("--packs-only", action="store_true", help="without books of own runs")
     parser.add_argument("--packs", type=Path, default=SHIPPED, help="the packs to check with")
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time")

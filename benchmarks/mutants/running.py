@@ -204,7 +204,7 @@ def _run_mutant(
 def judge(report: Report, failing: frozenset[str], first_effect: int, diagnoses: Sequence[str]) -> Verdict:
     """Judge the report on a mutant: errors that the clean run does not have, and when they came.
 
-    `failing` are the rules that the clean run violates. An error before the first effect is in time: it shows the cause.
+    `failing` are the rules that the clean run violates. An error before the first effect is in time.
     """
     new = [finding for finding in report.findings if not set(finding.invariants) <= failing]
     errors = [finding for finding in new if finding.severity == ERROR]

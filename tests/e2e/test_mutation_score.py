@@ -1,0 +1,43 @@
+"""The mutation score by its real command: clean programs raise no error, and classic mistakes are detected."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATORS = (
+    "zero-grad-removed",
+    "step-removed",
+    "step-before-backward",
+    "evaluation-mode-for-training",
+    "layers-in-plain-list",
+    "optimizer-of-one-part",
+    "clip-after-step",
+    "scheduler-before-optimizer",
+    "softmax-before-cross-entropy",
+    "dropout-without-mode",
+)
+
+
+@pytest.mark.slow
+def test_twenty_programs_and_ten_operators(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.mutants", "--programs", "20", "--mutated", "20", "--per-program", "1"]
+    options = ["--packs-only", "--operators", ",".join(OPERATORS), "--folder", str(tmp_path)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    alarms = result["false alarms"]["packs"]
+    assert alarms["programs"] == 20 and not alarms["errors"], alarms
+    counted = sum(part["mutants"] for part in result["parts"].values())
+    detected = sum(part["packs"]["detected"] for part in result["parts"].values())
+    assert counted >= 12, "most mutants are neither equivalent nor broken"
+    assert detected >= counted / 2, result["open operators"]
+    again = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, env=environ)
+    assert again.returncode == 0 and json.loads((tmp_path / "result.json").read_text())["parts"] == result["parts"]
