@@ -21,7 +21,7 @@ _TORCH = str(Path(torch.__file__).resolve().parent) + "/"
 
 def qualified_name(code: CodeType) -> str:
     """The qualified name of a function, such as `Trainer.step` or `main.<locals>.step`."""
-    name = str(code.co_qualname if sys.version_info >= (3, 11) else _qualified_name_in_source(code))
+    name = getattr(code, "co_qualname", None) or _qualified_name_in_source(code)  # Python 3.11 and later have it
     return name if ":" not in name else "<module>"  # IPython names the code of a cell `<cell line: 1>`
 
 
