@@ -110,15 +110,15 @@ HEAD = """# Mutation score
 
 `make bench-mutants` writes this page from `benchmarks/results/mutants.json`; do not edit it by hand.
 
-The corpus in `benchmarks/corpus/` generates clean training programs. Operators in `benchmarks/mutants/` put one silent
-error into a program, as people make it. A mutant counts if it does not crash, if its losses stay plausible, and if it
-is not equivalent. An equivalent mutant differs by no more than rounding from the clean run: in losses, parameters after an
-update, saved files and printed scores.
+The corpus in `benchmarks/corpus/` generates clean training programs. Operators in `benchmarks/mutants/` put one
+silent error into a program, as people make it. A mutant counts if it does not crash, if its losses stay plausible,
+and if it is not equivalent. An equivalent mutant differs by no more than rounding from the clean run: in losses,
+parameters after an update, saved files and printed scores.
 
 *Detected* is an error that the clean run does not have, at the latest one step after the first difference. *Named*
-means that the leading finding has one of the diagnoses that the operator lists. The programs come from seeds that no pack was
-learned from. *packs* are the packs alone. *own* adds a book of three earlier good runs of the clean program, with other
-seeds and another length. Intervals are 95 % (Wilson).
+means that the leading finding has one of the diagnoses that the operator lists. The programs come from seeds that no
+pack was learned from. *packs* are the packs alone. *own* adds a book of three earlier good runs of the clean program,
+with other seeds and another length. Intervals are 95 % (Wilson).
 
 A third of the operators is *reserved*: a fixed seed draws them, and nobody looks at their single mutants.
 """
