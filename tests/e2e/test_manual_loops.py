@@ -24,9 +24,9 @@ def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run(folder, sys.executable, "-m", "traincheck", *words)
 
 
-def checked(folder: Path, way: str, rounds: int, *options: str) -> tuple[int, dict[str, Any], str]:
-    """The exit code of `traincheck run`, its report, and what it printed."""
-    done = traincheck(folder, "run", "-o", "run", *options, str(PROGRAM), way, str(rounds))
+def checked(folder: Path, way: str, rounds: int, *options: str, pause: float = 0.0) -> tuple[int, dict[str, Any], str]:
+    """The exit code of `traincheck run`, its report, and what it printed. A step takes `pause` seconds or more."""
+    done = traincheck(folder, "run", "-o", "run", *options, str(PROGRAM), way, str(rounds), str(pause))
     return done.returncode, json.loads((folder / "run" / "report.json").read_text()), done.stdout + done.stderr
 
 
@@ -54,7 +54,7 @@ def test_gradients_that_are_not_cleared_are_found_without_an_optimizer(tmp_path:
 
 
 def test_a_loop_without_an_optimizer_is_stopped_before_its_next_update(tmp_path: Path) -> None:
-    code, report, output = checked(tmp_path, "not_cleared", 200, "--on-violation", "stop")
+    code, report, output = checked(tmp_path, "not_cleared", 200, "--on-violation", "stop", pause=0.1)
     assert code == 3, output
     assert diagnoses(report) == [("error", "gradients-not-cleared")]
     assert report["counts"]["steps"] < 10

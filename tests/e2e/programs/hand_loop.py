@@ -1,13 +1,18 @@
-"""Loops that update parameters without an optimizer, or not at all. Arguments: what to do, and how many times."""
+"""Loops that update parameters without an optimizer, or not at all.
+
+Arguments: what to do, how many times, and the least seconds that a step takes (0 by default).
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 
 import torch
 from torch import nn
 
 way, rounds = sys.argv[1], int(sys.argv[2])
+pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
 torch.manual_seed(0)
 CLASSES = 1 if way == "one_class" else 3
 
@@ -34,6 +39,7 @@ def learn(model: nn.Module) -> None:
     state = None
     for number in range(1, rounds + 1):
         words = torch.randint(0, 20, (5, 4))
+        time.sleep(pause)
         if way not in ("not_cleared", "accumulated"):
             model.zero_grad()
         if state is not None:
