@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from traincheck.errors import InputError, TraceOutOfReach, TraceTooNew, TraceUnreadable
 from traincheck.testing.readable_traces import from_text
 from traincheck.trace.format import FORMAT
+from traincheck.trace.growing_files import GrowingFile
 from traincheck.trace.reader import count_windows, read_windows
 from traincheck.trace.schema import schema
 from traincheck.trace.writer import TraceWriter
@@ -190,3 +192,12 @@ def test_windows_are_counted_up_to_a_tear(tmp_path: Path) -> None:
 def test_reading_needs_no_torch() -> None:
     program = "import sys, traincheck.trace.folder, traincheck.trace.writer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_growing_file_that_cannot_be_opened_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(FileNotFoundError):
+        GrowingFile(tmp_path / "missing", lambda: True)
+    gc.collect()
+    assert ignored == []

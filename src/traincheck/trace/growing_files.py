@@ -58,5 +58,6 @@ class GrowingFile(io.RawIOBase):
         return data
 
     def close(self) -> None:
-        self._file.close()
+        if hasattr(self, "_file"):  # not if the file could not be opened; then Python closes this object all the same
+            self._file.close()
         super().close()
