@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ main(int(sys.argv[1]))
 SLOWLY = ("optimizer.step()", "optimizer.step(); time.sleep(0.2)")
 """Slow enough to be met under way."""
 
+WITHOUT_DDP = ("loss = (model(batch)", "loss = (inner(batch)")
+"""The forward goes through the inner module, so that gradients are never reduced."""
+
 
 def traincheck(home: Path, *words: str, expect: int = 0) -> str:
     """Return the output of the command."""
@@ -61,16 +65,42 @@ def traincheck(home: Path, *words: str, expect: int = 0) -> str:
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
+RANKS = """#!/bin/bash
+export WORLD_SIZE={ranks} LOCAL_WORLD_SIZE={ranks} MASTER_ADDR=127.0.0.1 MASTER_PORT={port}
+for ((rank = 0; rank < {ranks}; rank++)); do
+    RANK=$rank LOCAL_RANK=$rank {python} "$@" &
+done
+for ((rank = 0; rank < {ranks}; rank++)); do
+    wait -n || {{ code=$?; kill $(jobs -p) 2> /dev/null; wait; exit $code; }}
+done
+"""
+
+
+def rank_starter(home: Path, ranks: int = 2) -> tuple[str, ...]:
+    """The start of a command that runs a script on several ranks, without the seconds that TORCHRUN itself takes.
+
+    Use it where a test is not about the launcher. Rules go by the command's first word and script, so it is a shell
+    script with the name of the interpreter: books of its runs also hold for TORCHRUN. Each call names a new port.
+    """
+    shell = home / "ranks" / Path(sys.executable).name
+    shell.parent.mkdir(exist_ok=True)
+    shell.write_text(RANKS.format(ranks=ranks, port=free_port(), python=sys.executable))
+    shell.chmod(0o755)
+    return (str(shell),)
+
 
 def collect(home: Path, folder: str, text: str, seed: int) -> None:
     (home / "train.py").write_text(text)
-    traincheck(home, "collect", "-o", folder, "--", *TORCHRUN, "train.py", str(seed))
+    traincheck(home, "collect", "-o", folder, "--", *rank_starter(home), "train.py", str(seed))
 
 
-def run(home: Path, folder: str, text: str, *words: str, expect: int = 0) -> dict[str, Any]:
-    """The report of a run that is checked while it trains."""
+def run(
+    home: Path, folder: str, text: str, *words: str, expect: int = 0, launcher: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The report of a run that is checked while it trains. Without a `launcher`, `rank_starter` starts the ranks."""
     (home / "train.py").write_text(text)
-    command = ["run", "--book", "book.jsonl", "-o", folder, *words, "--", *TORCHRUN, "train.py", "7"]
+    started = launcher or rank_starter(home)
+    command = ["run", "--book", "book.jsonl", "-o", folder, *words, "--", *started, "train.py", "7"]
     traincheck(home, *command, expect=expect)
     report: dict[str, Any] = json.loads((home / folder / "report.json").read_text())
     return report

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rank_jobs import rank_starter
+
 UNEVEN = """
 import sys
 import time
@@ -120,8 +122,8 @@ main(sys.argv[-1])
 def report(folder: Path, program: str, *words: str) -> dict[str, object]:
     """The report of two ranks under `traincheck run` with the shipped packs."""
     (folder / "train.py").write_text(program)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", "--", *torchrun, *words]
+    started = [*rank_starter(folder), "train.py", *words]
+    command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", "--", *started]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     content: dict[str, object] = json.loads((folder / "run" / "report.json").read_text())

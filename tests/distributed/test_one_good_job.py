@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rank_jobs import rank_starter
 from shared_artifacts import made_once
 
 GOOD = """
@@ -85,8 +86,7 @@ SCRIPTS = {
 
 
 def launch(home: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, "-m", "traincheck", *words, "--", *torchrun, script]
+    command = [sys.executable, "-m", "traincheck", *words, "--", *rank_starter(home), script]
     return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
 
 

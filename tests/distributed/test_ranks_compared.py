@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rank_jobs import PROGRAM, SLOWLY, collect, free_port, run, traincheck
+from rank_jobs import PROGRAM, SLOWLY, TORCHRUN, WITHOUT_DDP, collect, free_port, run, traincheck
 from traincheck.trace.folder import RunFolder
 
-WITHOUT_DDP = ("loss = (model(batch)", "loss = (inner(batch)")
-"""The forward goes through the inner module, so that gradients are never reduced."""
 SAME_SHARD = ("sampler=sampler)", "shuffle=False)")
 """Without the sampler every rank sees the same data."""
 
@@ -37,14 +35,14 @@ def test_diverging_ranks_are_reported(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_diverging_ranks_are_reported_while_they_train(home: Path) -> None:
+def test_diverging_ranks_are_reported_while_they_train(home: Path, compared_by_files: Path) -> None:
     clean = run(home, "live-clean", PROGRAM)
     assert clean["verdict"] == "clean" and not clean["not_observed"]
     assert [tuple(rank[name] for name in STATE) for rank in clean["ranks"]] == [
         (0, "ended", 24, 24, None),
         (1, "ended", 24, 24, None),
     ]
-    report = run(home, "live-apart", PROGRAM.replace(*WITHOUT_DDP), expect=3)
+    report = json.loads((compared_by_files / "run" / "report.json").read_text())
     (error,) = [finding for finding in report["findings"] if finding["severity"] == "error"]
     assert error["diagnosis"] == "gradients-differ-between-ranks" and error["step"] == 1
     assert any(name.endswith("0.weight") for name in error["variables"])
@@ -57,13 +55,21 @@ def test_diverging_ranks_are_reported_while_they_train(home: Path) -> None:
         (1, "ended", 24, 24, 1),
     ]
     sentence = "since step 1, gradients differ between ranks 0, 1"
-    assert sentence in traincheck(home, "report", "live-apart", expect=3)
-    assert sentence[1:] in (home / "live-apart" / "report.html").read_text()
+    assert sentence in traincheck(compared_by_files, "report", "run", expect=3)
+    assert sentence[1:] in (compared_by_files / "run" / "report.html").read_text()
 
 
 @pytest.mark.slow
 def test_diverging_ranks_are_stopped(home: Path) -> None:
-    stopped = run(home, "stopped", PROGRAM.replace(*WITHOUT_DDP).replace(*SLOWLY), "--on-violation", "stop", expect=3)
+    stopped = run(
+        home,
+        "stopped",
+        PROGRAM.replace(*WITHOUT_DDP).replace(*SLOWLY),
+        "--on-violation",
+        "stop",
+        expect=3,
+        launcher=TORCHRUN,
+    )
     assert 1 <= stopped["counts"]["steps"] < 24
     assert json.loads((home / "stopped" / "run.json").read_text())["stopped_by_us"] is True
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ranks_compared import SAME_SHARD, WITHOUT_DDP
+from test_ranks_compared import SAME_SHARD
 
-from rank_jobs import PROGRAM, SLOWLY, TORCHRUN, process_of_rank, run
+from rank_jobs import PROGRAM, SLOWLY, TORCHRUN, WITHOUT_DDP, process_of_rank, rank_starter, run
 from traincheck.trace.folder import RunFolder
 
 EXCHANGE = ("--compare-ranks", "exchange")
@@ -26,21 +26,8 @@ def finding_rows(report: dict[str, Any]) -> list[tuple[object, ...]]:
     return [tuple(map(str, (finding[key] for key in keys))) for finding in report["findings"]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("apart", PROGRAM.replace(*WITHOUT_DDP)),
-        pytest.param(
-            "shard",
-            PROGRAM.replace(*SAME_SHARD).replace("sampler.set_epoch(epoch)", ""),
-            marks=pytest.mark.long,
-        ),
-    ],
-)
-def test_exchange_and_files_give_the_same_findings(home: Path, name: str, text: str) -> None:
-    by_files = run(home, f"{name}-files", text, "--compare-ranks", "files", expect=3)
-    by_exchange = run(home, f"{name}-told", text, *EXCHANGE, expect=3)
+def assert_same(by_exchange: dict[str, Any], by_files: dict[str, Any]) -> None:
+    """Both ways to compare ranks give the same findings and divergences, and miss nothing."""
     assert finding_rows(by_exchange) == finding_rows(by_files) != []
     assert by_exchange["not_observed"] == by_files["not_observed"] == []
     without_job = [
@@ -50,16 +37,23 @@ def test_exchange_and_files_give_the_same_findings(home: Path, name: str, text: 
 
 
 @pytest.mark.slow
-def test_a_clean_job_is_clean_over_the_exchange(home: Path) -> None:
-    report = run(home, "clean-told", PROGRAM, *EXCHANGE)
-    assert report["verdict"] == "clean" and not report["not_observed"] and report["counts"]["steps"] == 24
-    assert (home / "clean-told").glob("ranks-*.json")
+def test_exchange_and_files_give_the_same_findings(home: Path, compared_by_files: Path) -> None:
+    by_files = json.loads((compared_by_files / "run" / "report.json").read_text())
+    assert_same(run(home, "differ-exchange", PROGRAM.replace(*WITHOUT_DDP), *EXCHANGE, expect=3), by_files)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_exchange_and_files_find_the_same_batches_on_both_ranks(home: Path) -> None:
+    text = PROGRAM.replace(*SAME_SHARD).replace("sampler.set_epoch(epoch)", "")
+    by_files = run(home, "shard-files", text, "--compare-ranks", "files", expect=3)
+    assert_same(run(home, "shard-exchange", text, *EXCHANGE, expect=3), by_files)
 
 
 @pytest.mark.slow
 def test_a_finding_of_the_first_rank_stops_all_of_them(home: Path) -> None:
     text = PROGRAM.replace(*WITHOUT_DDP).replace(*SLOWLY)
-    stopped = run(home, "told-stopped", text, *EXCHANGE, "--on-violation", "stop", expect=3)
+    stopped = run(home, "told-stopped", text, *EXCHANGE, "--on-violation", "stop", expect=3, launcher=TORCHRUN)
     assert 1 <= stopped["counts"]["steps"] < 24
     assert json.loads((home / "told-stopped" / "run.json").read_text())["stopped_by_us"] is True
 
@@ -123,7 +117,7 @@ HASH = (
 
 
 @pytest.mark.slow
-def test_training_is_bit_identical_with_an_exchange(home: Path) -> None:
+def test_training_is_clean_and_bit_identical_with_an_exchange(home: Path) -> None:
     text = PROGRAM.replace(*HASH)
     (home / "train.py").write_text(text)
 
@@ -134,10 +128,12 @@ def test_training_is_bit_identical_with_an_exchange(home: Path) -> None:
             file.unlink()
         return texts
 
-    done = subprocess.run([*TORCHRUN, "train.py", "7"], cwd=home, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*rank_starter(home), "train.py", "7"], cwd=home, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     plain = hashes()
     report = run(home, "identical-told", text, *EXCHANGE)
-    assert hashes() == plain and report["verdict"] == "clean" and not report["not_observed"]
+    assert hashes() == plain
+    assert report["verdict"] == "clean" and not report["not_observed"] and report["counts"]["steps"] == 24
+    assert list((home / "identical-told").glob("ranks-*.json"))
     sent = [note.sent for note in RunFolder.open(home / "identical-told").notes() if note.rank == 1]
     assert any(counts.get("messages", 0) > 24 for counts in sent), "the ranks exchanged messages"

@@ -52,7 +52,7 @@ def test_a_rank_that_is_killed_ends_the_job_as_it_would_without_us(home: Path) -
 
 @pytest.mark.slow
 def test_a_rank_that_raises_ends_the_job_as_it_would_without_us(home: Path) -> None:
-    report = run(home, "raised", at_step(9, "raise KeyError(steps)"), expect=1)
+    report = run(home, "raised", at_step(9, "raise KeyError(steps)"), expect=1, launcher=TORCHRUN)
     assert report["verdict"] == "clean" and report["counts"]["steps"] in (8, 9)
     assert report["run"]["exit_code"] == 1
 
@@ -72,7 +72,7 @@ main(int(sys.argv[1]))
 @pytest.mark.slow
 def test_a_stalled_rank_is_awaited_and_clocks_are_ignored(home: Path) -> None:
     skewed = at_step(9, "time.sleep(30)").replace("\nmain(int(sys.argv[1]))\n", SKEWED)
-    report = run(home, "stalled", skewed)
+    report = run(home, "stalled", skewed, launcher=TORCHRUN)
     assert report["verdict"] == "clean" and report["counts"]["steps"] == 24 and not report["not_observed"]
     assert compared(home / "stalled"), "what ranks show together was judged"
 

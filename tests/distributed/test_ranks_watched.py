@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from processes import Running, until
-from rank_jobs import PROGRAM, TORCHRUN, process_of_rank
+from rank_jobs import PROGRAM, TORCHRUN, WITHOUT_DDP, process_of_rank
 
 WAITS = ("time.sleep(0.5)", "while not Path(sys.argv[2]).exists(): time.sleep(0.05)")
 """At its end each rank waits for a file."""
-WITHOUT_DDP = ("loss = (model(batch)", "loss = (inner(batch)")
-"""The forward goes through the inner module, so that gradients are never reduced."""
 
 
 def program(home: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rank_jobs import TORCHRUN
+from rank_jobs import rank_starter
 
 PROGRAM = """
 import sys
@@ -63,7 +63,7 @@ main()
 def job(folder: Path, ranks: int, *words: str, checked: bool = True) -> tuple[list[str], dict[str, Any]]:
     """Return the lines that the ranks print, sorted, and the report."""
     (folder / "train.py").write_text(PROGRAM)
-    launch = [*TORCHRUN[:-1], str(ranks), "train.py", *words]
+    launch = [*rank_starter(folder, ranks), "train.py", *words]
     run = ["-m", "traincheck", "run", "--packs", "none", "--replay-every", "8", "--fail-on", "never", "-o", "run", "--"]
     command = [sys.executable, *run, *launch] if checked else launch
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
