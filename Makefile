@@ -10,7 +10,7 @@ VENV_PUBLIC ?= build/public-venv
 PIP_FLAGS := --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-ci test-all test-python bench bench-detection bench-public bench-mutants corpus transfer corruption packs docs dist clean
+.PHONY: help demo test check check-source check-house test-ci test-all test-python bench bench-detection bench-public bench-mutants corpus transfer corruption packs docs dist clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,10 +24,16 @@ demo: $(DEMO_READY)  ## Learn from good examples, then catch four silent errors 
 test: $(READY)  ## The tests, without the slow ones and those of `make check`
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --ignore tests/house tests
 
+# Types and tests in parallel, each with its output in one piece (where make can do that, from 4.0 on).
 check: $(CHECK_READY)  ## Format, lint, types, and the tests of the repository itself
+	@$(MAKE) --no-print-directory --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) check-house check-source
+
+check-source: $(CHECK_READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check-house: $(CHECK_READY)
 	$(BIN)/pytest tests/house
 
 # Three at a time on two cores: some tests spend seconds waiting for a heartbeat or the end of a process.
