@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus.__main__ import results
 from benchmarks.corpus.running import CorpusProgram, lay_out
+from benchmarks.corpus.writing import choose
 from benchmarks.detection.recordings import ROOT, digest_of_traincheck
 from benchmarks.detection.warm import warm_pool
 from benchmarks.machine import machine
@@ -38,8 +40,8 @@ def main() -> int:
     chosen = options().parse_args()
     began = time.perf_counter()
     folder = chosen.folder.resolve()
-    seeds = list(range(FIRST_SEED + chosen.skip, FIRST_SEED + chosen.skip + chosen.programs))
-    programs = lay_out(seeds, folder / "programs")
+    drawn = seeds_of(FIRST_SEED + chosen.skip, frozenset(chosen.without.split(",")))
+    programs = lay_out(list(itertools.islice(drawn, chosen.programs)), folder / "programs")
     operators = [
         entry for entry in all_operators() if not chosen.operators or entry.name in chosen.operators.split(",")
     ]
@@ -80,6 +82,14 @@ def main() -> int:
     return int(bool(result["failed"]))
 
 
+def seeds_of(first: int, without: frozenset[str]) -> Iterator[int]:
+    """The seeds from `first` on whose programs do not consist of a loop or program of these names."""
+    for seed in itertools.count(first):
+        choices, _ = choose(seed)
+        if (choices.program or choices.loop) not in without:
+            yield seed
+
+
 def _made_of(program: CorpusProgram, mutants: Sequence[tuple[Operator, int]], run_options: Options) -> str:
     """A digest of all that a result depends on."""
     parts = (
@@ -117,6 +127,7 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--programs", type=int, default=300, help="clean programs")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many programs at the start")
+    parser.add_argument("--without", default="", help="loops and programs to leave out, comma-separated")
     parser.add_argument("--mutated", type=int, default=100, help="how many of them are mutated")
     parser.add_argument("--per-program", type=int, default=6, help="mutants of a program")
     parser.add_argument("--operators", default="", help="names, comma-separated; all by default")
