@@ -10,19 +10,21 @@ VENV_PUBLIC ?= build/public-venv
 PIP_FLAGS := --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check check-source check-house test-ci test-all test-python bench bench-detection bench-public bench-mutants corpus transfer corruption packs docs dist clean
+.PHONY: help demo test check check-source check-house test-all test-python bench bench-detection bench-public bench-mutants corpus transfer corruption packs docs dist clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Two tests run at a time, each with training of its own: one thread for each is fastest.
-demo test test-ci test-all test-python: export OMP_NUM_THREADS := 1
+demo test test-all test-python: export OMP_NUM_THREADS := 1
 
 demo: $(DEMO_READY)  ## Learn from good examples, then catch four silent errors in others
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
-test: $(READY)  ## The tests, without the slow ones and those of `make check`
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --ignore tests/house tests
+JOBS ?= 2
+
+test: $(READY)  ## The tests, without those of `make check`; with the slow ones by SLOW=1, JOBS=3 at a time
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not $(if $(SLOW),(slow and long),slow)" --ignore tests/house --durations $(if $(SLOW),25,5) tests
 
 # Types and tests in parallel, each with its output in one piece (where make can do that, from 4.0 on).
 check: $(CHECK_READY)  ## Format, lint, types, and the tests of the repository itself
@@ -37,9 +39,6 @@ check-house: $(CHECK_READY)
 	$(BIN)/pytest tests/house
 
 # Three at a time on two cores: some tests spend seconds waiting for a heartbeat or the end of a process.
-test-ci: $(READY)  ## The tests that .ci/run runs: those of `make test`, and the slow ones that are not long
-	$(BIN)/pytest -n 3 --dist worksteal -m "not (slow and long)" --ignore tests/house --durations 25 tests
-
 test-all: $(READY)  ## All tests, also those that take many minutes
 	$(BIN)/pytest -n 2 --dist worksteal tests
 
