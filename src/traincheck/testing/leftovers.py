@@ -143,7 +143,7 @@ def _torch() -> State:
     dispatch: Any = sys.modules.get("torch.utils._python_dispatch")
     state: State = {
         "function modes": list(map(id, torch.overrides._get_current_function_mode_stack())),
-        "torch functions": str(torch._C._get_torch_function_state()),
+        "torch functions": str(getattr(torch._C, "_get_torch_function_state", torch._C._is_torch_function_enabled)()),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
         "autocast": (torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu"))),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
