@@ -178,7 +178,7 @@ class ModuleCalls(RecorderListener):
             return
         self._off = True
         self._unhook()
-        self._wait()
+        self.forward_awaited()
 
     def can_resume(self) -> bool:
         """See `Suspendable`."""
@@ -194,14 +194,11 @@ class ModuleCalls(RecorderListener):
             self._hook_both()
 
     def forward_awaited(self) -> None:
-        if self._off:
-            self._wait()
-
-    def _wait(self) -> None:
         """Wait for the next outermost module if its call can begin a step."""
-        if self._listening or not self._recorder.active or not self._recorder.steps.awaits_forward:
+        recorder = self._recorder
+        if not self._off or self._listening or not recorder.active or not recorder.steps.awaits_forward:
             return
-        hooks = self._recorder.hooks
+        hooks = recorder.hooks
         if self._waits is None:
             self._waits = hooks.add(self._hooked, register_module_forward_pre_hook(self._first), self._first)
         else:

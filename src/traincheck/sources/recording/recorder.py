@@ -340,6 +340,8 @@ class Recorder:
     def _on_update(self) -> None:
         for optimizer_stepped in self._listeners.optimizer_stepped:
             optimizer_stepped()
+        for forward_awaited in self._listeners.forward_awaited:
+            forward_awaited()
 
     def _begin_window(self, seq: int) -> None:
         """The window before `seq` is closed: decide whether the window that begins there is watched."""

@@ -73,7 +73,7 @@ class StepTracker:
         self._on_cut = on_cut
         self._on_opening = on_opening
         self._on_change = on_change  # `awaits_forward` may have become True
-        self._on_update = on_update  # an optimizer has updated parameters
+        self._on_update = on_update  # an optimizer has updated parameters, and `awaits_forward` may have become True
         self._last_steps: dict[str, int] = {}  # optimizer -> step of its last update (or of its construction)
         self._manual_models: set[str] = set()  # models that the program updates without an optimizer
         self.optimizers: set[str] = set()  # optimizers that exist
@@ -242,7 +242,6 @@ class StepTracker:
             self._last_steps[name] = self.step
             self._next_start = self._fetch_start = self._open_fetch = -1
             self._on_update()
-            self._on_change()
 
     def manual_update(self, names: Collection[str], seq: int) -> None:
         """The program has updated the parameters of the models `names` without an optimizer, at `seq`."""
