@@ -80,6 +80,9 @@ class _CompiledCall(NamedTuple):
 
 _EAGER: Any = object()
 
+_UNKNOWN_RESULT = object()
+"""Stands for the result of a compiled call before torch 2.12, which keeps it in a local variable that can be read."""
+
 
 class _Region(NamedTuple):
     """A compiled call under way; `raising` is the exception being handled when it began."""
@@ -96,7 +99,8 @@ class CompiledCallSource:
     """Records calls of compiled modules, steps and functions, and keeps TrainCheck out of them.
 
     Known limitations: TrainCheck finds compiled callables through internal objects of torch. Where a torch version
-    changes these, compiled regions trace TrainCheck's hooks, and steps inside them are missed.
+    changes these, compiled regions trace TrainCheck's hooks, and steps inside them are missed. Before torch 2.12, the
+    results of compiled models are not recorded.
     """
 
     name = "compiled"
@@ -322,13 +326,17 @@ class CompiledCallSource:
             result = None
         else:
             recorder.leave(region.call, self._find_updates(region))
-            result = local_values(region.frame, ("result",)).get("result")
+            result = local_values(region.frame, ("result",)).get("result", _UNKNOWN_RESULT)
             if target.optimizer is not None:
                 recorder.hooks.after_step(target.optimizer)
             for scheduler in target.schedulers:
                 recorder.report_scheduler_step(scheduler)
         if target.module is not None:
             recorder.hooks.after_module(target.module, region.args, result)
+            if result is _UNKNOWN_RESULT:
+                recorder.report_unobservable(
+                    f"{self.name}: results of models compiled by torch.compile are not observed before torch 2.12"
+                )
         self._report_unobserved(target.name)
 
     def _find_updates(self, region: _Region) -> Facts:
