@@ -66,7 +66,8 @@ def test_an_operation_on_a_wrapper_reaches_its_method_even_with_dispatch_disable
     with torch._C._DisableTorchDispatch():
         with hidden_from_modes():
             pass
-        assert torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
+        for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
+            assert torch._C._dispatch_tls_is_dispatch_key_excluded(key)
 
 
 def test_modes_see_only_the_operations_of_the_program() -> None:

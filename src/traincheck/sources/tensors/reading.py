@@ -69,7 +69,9 @@ class _HiddenFromModes:
 _idle: list[_HiddenFromModes] = []
 
 
-_PYTHON = torch._C.DispatchKey.Python
+_PYTHON, _SNAPSHOT = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot
+"""The dispatch of subclasses, and the state that torch saves before it. Torch 2.4 needs both, or it raises an error."""
+
 _is_included = torch._C._dispatch_tls_is_dispatch_key_included  # a mode is on this thread's stack
 _is_excluded, _exclude = (
     torch._C._dispatch_tls_is_dispatch_key_excluded,
@@ -86,13 +88,16 @@ def _enter_and_leave() -> Generator[None, None, None]:
         with torch._C.DisableTorchFunction(), _disable_current_modes() if _is_included(_PYTHON) else _NO_MODES:
             try:  # also covers the next lines, which an interrupt may follow
                 if excluded:
+                    snapshot_excluded = _is_excluded(_SNAPSHOT)
                     _exclude(_PYTHON, False)
+                    _exclude(_SNAPSHOT, False)
                 torch._C._set_grad_enabled(False)
                 yield
             finally:
                 torch._C._set_grad_enabled(grad)
                 if excluded:
                     _exclude(_PYTHON, True)
+                    _exclude(_SNAPSHOT, snapshot_excluded)
         yield
 
 
