@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.linalg import vector_norm
 
 from benchmarks.corruption.grid import Point
 from traincheck.sdc.determinism import make_deterministic
@@ -33,7 +34,7 @@ def train(point: Point, steps: int = STEPS) -> dict[str, Any]:
             loss = workload.loss(model, workload.batch(step))
             loss.backward()
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+            norms.append(float(vector_norm(torch.stack([vector_norm(gradient) for gradient in gradients]))))
             losses.append(float(loss.detach()))
             optimizer.step()
     first = injected.hits[0].step if injected.hits else None
