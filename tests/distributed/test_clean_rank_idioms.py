@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from rank_jobs import rank_starter
+from torch_version import TORCH
 
 UNEVEN = """
 import sys
@@ -161,7 +161,7 @@ def test_shards_that_are_scattered_differ_by_design(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < "2.6", reason="fully_shard is public from torch 2.6 on")
+@pytest.mark.skipif(TORCH < (2, 6), reason="fully_shard is public from torch 2.6 on")
 @pytest.mark.parametrize("kind", ["same", "different"])
 def test_ranks_that_gather_one_model_are_to_have_different_batches(kind: str, tmp_path: Path) -> None:
     content = report(tmp_path, GATHERED, kind)

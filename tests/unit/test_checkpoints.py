@@ -14,6 +14,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from observed_process import Seen, observing
+from torch_version import TORCH
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Call, Reading
 from traincheck.vocab.facts import FACTS, value_of
@@ -379,7 +380,8 @@ def test_a_hook_that_drops_an_entry_shows_in_the_state_dict_itself() -> None:
 
     with observing() as seen:
         model = Plain()
-        model.register_state_dict_post_hook(drop)
+        register = model.register_state_dict_post_hook if TORCH >= (2, 5) else model._register_state_dict_hook
+        register(drop)
         model.state_dict()
     (call,) = seen.named(STATE_DICT)
     assert missing(inside(seen, call)) == {"Plain.norm.running_var"}
@@ -450,7 +452,10 @@ def test_a_hook_that_renames_loaded_entries() -> None:
 
     with observing() as seen:
         model = Plain()
-        model.register_load_state_dict_pre_hook(rename)
+        if TORCH >= (2, 5):
+            model.register_load_state_dict_pre_hook(rename)
+        else:
+            model._register_load_state_dict_pre_hook(rename, with_module=True)
         model.load_state_dict(state)
     (call,) = seen.named(LOAD)
     assert missing(inside(seen, call)) == set()

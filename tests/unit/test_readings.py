@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from observed_process import Seen, observing
+from torch_version import TORCH
 from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import value_of
@@ -326,7 +328,7 @@ def test_clipping_of_nonfinite_and_missing_gradients() -> None:
         with pytest.raises(RuntimeError, match="non-finite"):
             nn.utils.clip_grad_norm_(with_gradients(math.nan).parameters(), 1.0, error_if_nonfinite=True)
         nn.utils.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)
-        with pytest.warns(UserWarning, match="empty generator"):
+        with pytest.warns(UserWarning, match="empty generator") if TORCH >= (2, 8) else contextlib.nullcontext():
             nn.utils.clip_grad_norm_((p for p in []), 1.0)
     assert seen.faults == []
     infinite, raised, none, empty = seen.named(CLIP)
