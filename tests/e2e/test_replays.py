@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from torch_version import TORCH
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = """
 import hashlib
@@ -104,7 +106,9 @@ def test_a_compiled_model_is_executed_as_compiled(tmp_path: Path) -> None:
     plain = run(tmp_path, "train.py", program=program)
     done, report = replayed(tmp_path, program=program)
     assert done.returncode == 0 and done.stdout == plain.stdout and "GRAPHS 1" in plain.stdout, done.stderr
-    assert report["findings"] == [] and not [reason for reason in report["not_observed"] if "replays" in reason]
+    missed = [reason for reason in report["not_observed"] if "replays" in reason]
+    # Before torch 2.12, the result is unknown, so no replay follows its gradient.
+    assert report["findings"] == [] and bool(missed) is (TORCH < (2, 12))
 
 
 @pytest.mark.slow
