@@ -148,7 +148,7 @@ def test_a_real_run_is_shown_with_its_code_and_pictures(driver: Any, run_page: P
     words = browser.do("return [...document.querySelectorAll('.history svg[role=img]')].map((one) => one.ariaLabel)")
     assert any("left over in steps 2 to" in text for text in words), words
     assert "Size of the loss" in browser.seen(".curve figcaption")
-    assert browser.seen(".bars tbody tr") and "took" in " ".join(browser.seen(".said li"))
+    assert browser.seen(".bars tbody tr") and "took" in " ".join(browser.seen(".summary-list li"))
     browser.click(".mute summary")
     assert browser.seen(".mute code")[0].startswith("traincheck mute ")
     assert browser.complaints() == [] and browser.requests() == []

@@ -112,7 +112,7 @@ def test_a_long_clean_run_records_little_and_reports_it(home: Path) -> None:
     (file,) = folder.event_files()
     assert bytes_of(file) / 1200 < MAX_A_STEP
 
-    words = f"the recording holds {held} of 1,200 steps (--record all keeps each of them)"
+    words = f"the recording holds {held} of 1,200 steps (--record all keeps all)"
     assert words in output
     again = traincheck(
         home, "check", "long", "--book", "book.jsonl", "--report", "json=again.json", "--report", "html=again.html"
