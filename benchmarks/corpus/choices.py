@@ -65,7 +65,7 @@ class Choices:
 def draw(
     draws: Draws, supports: dict[str, Any], loop: str, task: str, program: str, optimizers: Sequence[str]
 ) -> Choices:
-    """The choices of a seed. `supports` is what the task, the loop and the program allow beside the plain way."""
+    """The choices of a seed. `supports` is what task, loop and program allow in addition to the plain way."""
     pick, maybe = draws.pick, draws.maybe
 
     def of(name: str, *values: Any) -> Any:

@@ -15,11 +15,10 @@ from benchmarks.corpus.writing import write
 from benchmarks.detection import warm
 from benchmarks.detection.recordings import Program, digest_of_traincheck
 from traincheck.inference.learn import tally_folder
-from traincheck.inference.tally import Tally
-from traincheck.inference.tally_files import read_tallies, write_tallies
+from traincheck.inference.tally_files import write_tallies
 
 TIMEOUT = 60
-"""Seconds that a program may take; the slowest takes ten, recorded beside other work."""
+"""Seconds that a program may take; the slowest takes ten, recorded on a busy machine."""
 
 MEASURED = re.compile(r"\b(loss|score)\b[\s:=,]*(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|-?nan|-?inf)", re.IGNORECASE)
 
@@ -142,8 +141,3 @@ def learn_from(program: CorpusProgram, folder: Path) -> Learned:
     seconds = time.perf_counter() - began
     note.write_text(f"{made_of} {skeleton} {seconds:.2f}")
     return Learned(name, "", tally, skeleton, seconds)
-
-
-def tallies_of(learned: list[Learned]) -> list[Tally]:
-    """The tallies of programs that were recorded."""
-    return [tally for entry in learned if not entry.problem for tally in read_tallies(entry.tally)]

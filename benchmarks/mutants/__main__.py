@@ -8,6 +8,7 @@ was interrupted. A whole run writes benchmarks/results/mutants.json and docs/mut
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import itertools
 import json
@@ -64,9 +65,7 @@ def main() -> int:
             open_programs.append((program, file))
     files = {program.program.name: file for program, file in open_programs}
     with warm_pool(chosen.jobs) as pool:
-        work = [
-            (program, plan.get(program.program.name, ()), run_options, program.epochs) for program, _ in open_programs
-        ]
+        work = [(program, plan.get(program.program.name, ()), run_options) for program, _ in open_programs]
         clean = [program for program, _ in open_programs]
         for program, result in results(pool, run_program, work, clean, "mutants"):
             done[program.program.name] = result.as_data()
@@ -98,9 +97,15 @@ def _made_of(program: CorpusProgram, mutants: Sequence[tuple[Operator, int]], ru
         (run_options.packs / MANIFEST).read_text(),
         run_options.own,
         [(operator.name, variant) for operator, variant in mutants],
-        [file.read_text() for file in sorted(Path(__file__).parent.rglob("*.py")) if file.name != "table.py"],
+        _own_text(),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _own_text() -> str:
+    """The text of this benchmark, without that of its tables."""
+    return "".join(file.read_text() for file in sorted(Path(__file__).parent.rglob("*.py")) if file.name != "table.py")
 
 
 def print_progress(row: dict[str, Any], held_back: frozenset[str]) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 from benchmarks.corpus.running import TIMEOUT, CorpusProgram, record
 from benchmarks.detection import warm
-from benchmarks.detection.recordings import Program
+from benchmarks.detection.judging import WITHIN, violated
+from benchmarks.detection.recordings import Program, ProgramFailed
 from benchmarks.mutants.effects import Effect, first_difference, is_plausible, read_effects, watch
 from benchmarks.mutants.operator import Operator
 from benchmarks.mutants.script import Script
@@ -30,10 +31,6 @@ from traincheck.vocab.finding import Report
 from traincheck.vocab.invariant import ERROR
 
 PACKS, OWN = "packs", "own"
-SETTINGS = (PACKS, OWN)
-
-WITHIN = 1
-"""Steps after the first effect within which an error counts as detected (docs/benchmarks.md)."""
 
 REFERENCE_RUNS: tuple[tuple[int, float], ...] = ((1000, 1.0), (2000, 1.0), (3000, 1.5))
 """What is added to the seed and multiplies the epochs of the three good runs that the own book is learned from."""
@@ -89,9 +86,7 @@ class Options:
     own: bool
 
 
-def run_program(
-    clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], options: Options, epochs: int
-) -> ProgramResult:
+def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], options: Options) -> ProgramResult:
     """Judge a clean program and the given mutants of it (each an operator and the number of its variant)."""
     began = time.perf_counter()
     program = clean.program
@@ -101,15 +96,14 @@ def run_program(
     try:
         effects, output = _effects(program, work / "clean")
         if effects is None:
-            return ProgramResult(program.name, clean.parts, f"fails: {output[-300:]}", time.perf_counter() - began)
-        books = _books(program, options, work, epochs)
+            raise ProgramFailed(program.script, output)
+        books = _books(clean, options, work)
         run = work / "clean.run"
         code, output = record(program, run)
         if code:
-            problem = f"fails when recorded: {output[-300:]}"
-            return ProgramResult(program.name, clean.parts, problem, time.perf_counter() - began)
+            raise ProgramFailed(f"{program.script}, recorded,", output)
         reports = _reports(run, books)
-        failing = {setting: _violated(report) for setting, report in reports.items()}
+        failing = {setting: violated(report) for setting, report in reports.items()}
         shutil.rmtree(run, ignore_errors=True)
         results = [
             _run_mutant(clean, operator, variant, effects, books, failing, work) for operator, variant in mutants
@@ -123,6 +117,8 @@ def run_program(
             {s: sum(f.severity != ERROR for f in report.findings) for s, report in reports.items()},
             results,
         )
+    except ProgramFailed as error:
+        return ProgramResult(program.name, clean.parts, str(error), time.perf_counter() - began)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -137,18 +133,19 @@ def _effects(program: Program, out: Path) -> tuple[dict[int, list[Effect]] | Non
     return (None if code else read_effects(out)), output
 
 
-def _books(program: Program, options: Options, work: Path, epochs: int) -> dict[str, Book]:
-    """The book of each setting."""
+def _books(clean: CorpusProgram, options: Options, work: Path) -> dict[str, Book]:
+    """The book of each setting. Raises ProgramFailed where a reference run fails."""
+    program = clean.program
     packs = book_of_packs([read_packs(options.packs)])
     if not options.own:
         return {PACKS: packs}
     tallies = []
     for added, factor in REFERENCE_RUNS:
         run = work / f"reference-{added}.run"
-        seed = int(program.name) % 100 + added
-        code, output = record(program, run, ("--seed", str(seed), "--epochs", str(round(epochs * factor))))
+        seed = clean.seed % 100 + added
+        code, output = record(program, run, ("--seed", str(seed), "--epochs", str(round(clean.epochs * factor))))
         if code:
-            raise RuntimeError(f"{program.script} fails with seed {seed}: {output[-300:]}")
+            raise ProgramFailed(f"{program.script} --seed {seed}", output)
         tallies.append(tally_folder(run))
         shutil.rmtree(run, ignore_errors=True)
     own, _ = select_rules(tallies)
@@ -158,10 +155,6 @@ def _books(program: Program, options: Options, work: Path, epochs: int) -> dict[
 def _reports(run: Path, books: Mapping[str, Book]) -> dict[str, Report]:
     checks = check_folder_against(run, list(books.values()))
     return {setting: check.report for setting, check in zip(books, checks, strict=True)}
-
-
-def _violated(report: Report) -> frozenset[str]:
-    return frozenset(rule for finding in report.findings for rule in finding.invariants)
 
 
 def _run_mutant(

@@ -49,7 +49,7 @@ def dropout_calls(script: Script) -> Iterator[ast.Call]:
 
 @operator("dropout", "call-ignores-module-mode", "dropout-active-in-evaluation")
 def dropout_without_mode(script: Script) -> Mutants:
-    """Dropout by a function is not told the mode of the module, so it also drops in evaluation."""
+    """A functional dropout ignores the mode of the module, so it also drops in evaluation."""
     for call in calls(script, "dropout", "dropout2d", "alpha_dropout"):
         training = keyword(call, "training")
         if training is not None and not isinstance(training.value, ast.Constant):
