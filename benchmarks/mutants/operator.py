@@ -55,7 +55,10 @@ class Operator:
 
 _registered: dict[str, Operator] = {}
 
-EditFunction = Callable[[Script], Iterator[Sequence[Edit]]]
+Mutants = Iterator[Sequence[Edit]]
+"""The mutants of a script, each as its edits."""
+
+EditFunction = Callable[[Script], Mutants]
 
 
 def operator(kind: str, *diagnoses: str) -> Callable[[EditFunction], EditFunction]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from benchmarks.mutants.model_queries import (
     calls,
@@ -18,7 +18,7 @@ from benchmarks.mutants.model_queries import (
     seeds_of_drawn,
     training_loaders,
 )
-from benchmarks.mutants.operator import operator
+from benchmarks.mutants.operator import Mutants, operator
 from benchmarks.mutants.queries import (
     argument,
     assignments,
@@ -33,8 +33,6 @@ from benchmarks.mutants.queries import (
     scope,
 )
 from benchmarks.mutants.script import Edit, Script
-
-Mutants = Iterator[Sequence[Edit]]
 
 # Order
 

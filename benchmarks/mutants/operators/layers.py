@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from benchmarks.mutants.model_queries import (
     append_keyword,
@@ -16,7 +16,7 @@ from benchmarks.mutants.model_queries import (
     number,
     replace_argument,
 )
-from benchmarks.mutants.operator import operator
+from benchmarks.mutants.operator import Mutants, operator
 from benchmarks.mutants.queries import (
     argument,
     assignments,
@@ -29,8 +29,6 @@ from benchmarks.mutants.queries import (
     module_classes,
 )
 from benchmarks.mutants.script import Edit, Script
-
-Mutants = Iterator[Sequence[Edit]]
 
 DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout")
 NORMS = ("LayerNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm2d", "RMSNorm")

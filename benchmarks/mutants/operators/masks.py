@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from benchmarks.mutants.model_queries import (
     attention_softmaxes,
@@ -23,11 +23,9 @@ from benchmarks.mutants.model_queries import (
     triangles,
     without_factor,
 )
-from benchmarks.mutants.operator import operator
+from benchmarks.mutants.operator import Mutants, operator
 from benchmarks.mutants.queries import argument, assignments, dotted, drop_keyword, keyword, loss_calls
 from benchmarks.mutants.script import Edit, Script
-
-Mutants = Iterator[Sequence[Edit]]
 
 LOSSES = ("cross_entropy", "criterion", "nll_loss", "loss_fn")
 MASK_ARGUMENTS = ("tgt_mask", "attn_mask", "src_mask", "mask")

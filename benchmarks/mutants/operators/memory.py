@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
 
 from benchmarks.mutants.model_queries import (
     calls,
@@ -16,7 +15,7 @@ from benchmarks.mutants.model_queries import (
     tensor_of,
     training_loaders,
 )
-from benchmarks.mutants.operator import operator
+from benchmarks.mutants.operator import Mutants, operator
 from benchmarks.mutants.queries import (
     assignments,
     dotted,
@@ -29,8 +28,6 @@ from benchmarks.mutants.queries import (
     scope,
 )
 from benchmarks.mutants.script import Edit, Script
-
-Mutants = Iterator[Sequence[Edit]]
 
 # Caches
 

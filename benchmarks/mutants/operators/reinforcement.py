@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
 
 from benchmarks.mutants.model_queries import (
     averaged,
@@ -19,11 +18,9 @@ from benchmarks.mutants.model_queries import (
     unindented_body,
     without_factor,
 )
-from benchmarks.mutants.operator import operator
+from benchmarks.mutants.operator import Mutants, operator
 from benchmarks.mutants.queries import assignments, dotted, is_evaluation, method, method_calls, scope
 from benchmarks.mutants.script import Edit, Script
-
-Mutants = Iterator[Sequence[Edit]]
 
 GAMMA = r"^(gamma|discount|discount_factor)$"
 DONE = r"done|terminal|terminated|nonterminal|not_done"

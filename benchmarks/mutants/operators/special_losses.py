@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from benchmarks.mutants.model_queries import (
     calls,
@@ -17,11 +17,9 @@ from benchmarks.mutants.model_queries import (
     tensor_of,
     without_factor,
 )
-from benchmarks.mutants.operator import operator
+from benchmarks.mutants.operator import Mutants, operator
 from benchmarks.mutants.queries import argument, assignments, dotted, is_evaluation, loss_calls, scope
 from benchmarks.mutants.script import Edit, Script
-
-Mutants = Iterator[Sequence[Edit]]
 
 
 def last_slice(node: ast.Subscript) -> ast.Slice | None:

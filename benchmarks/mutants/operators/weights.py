@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from benchmarks.mutants.model_queries import (
     blocks,
@@ -16,7 +16,7 @@ from benchmarks.mutants.model_queries import (
     number,
     without_factor,
 )
-from benchmarks.mutants.operator import operator
+from benchmarks.mutants.operator import Mutants, operator
 from benchmarks.mutants.queries import (
     assignments,
     dotted,
@@ -29,8 +29,6 @@ from benchmarks.mutants.queries import (
     scope,
 )
 from benchmarks.mutants.script import Edit, Script
-
-Mutants = Iterator[Sequence[Edit]]
 
 
 def initializers(script: Script) -> Iterator[ast.FunctionDef]:
