@@ -279,26 +279,28 @@ class ProjectFunctionSource(RecorderListener):
         guarded = recorder.guarded
         begins, learn = guarded(self.name, self._begins), guarded(self.name, self._learn)
         ends, fails = (guarded(self.name, f, always=True) for f in (self._ends, self._fails))
+        # While the interpreter ends, the globals of this module are None, and finalizers still call functions.
+        unknown, disable, frame_of_caller = _UNKNOWN, monitoring.DISABLE, sys._getframe
 
         def started(code: CodeType, offset: int) -> Any:
             if recorder.hooks.thread.suspended:
                 return None  # the compiler runs generated code under names of the project
-            function = functions.get(id(code), _UNKNOWN)
-            frame = sys._getframe(1)
-            if function is _UNKNOWN:
+            function = functions.get(id(code), unknown)
+            frame = frame_of_caller(1)
+            if function is unknown:
                 if not recorder.active:
                     return None
                 function = learn(code, frame.f_globals.get("__name__", ""))
             if function is None:
-                return monitoring.DISABLE
+                return disable
             call = begins(function, code, frame)
             if call is not None:
                 stack.opened.append(call)
             return None
 
         def returned(code: CodeType, offset: int, value: Any) -> Any:
-            if functions.get(id(code), _UNKNOWN) is None:  # an entry may have been evicted, see `BoundedCache`
-                return monitoring.DISABLE
+            if functions.get(id(code), unknown) is None:  # an entry may have been evicted, see `BoundedCache`
+                return disable
             if not recorder.hooks.thread.suspended and stack.opened and stack.opened[-1].frame_or_code is code:
                 ends(stack.opened.pop(), value)
             return None
