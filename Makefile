@@ -7,7 +7,8 @@ DEMO_READY := $(VENV)/.demo-ready
 CHECK_READY := $(VENV)/.check-ready
 READY := $(VENV)/.ready
 VENV_PUBLIC ?= build/public-venv
-PIP_FLAGS := --disable-pip-version-check -c constraints.txt
+# Python compiles the modules that are imported; pip would compile every module of every package, a minute of work.
+PIP_FLAGS := --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check check-source check-house test-all test-python bench bench-detection bench-public bench-mutants corpus transfer corruption packs docs dist clean
