@@ -8,7 +8,8 @@ CHECK_READY := $(VENV)/.check-ready
 READY := $(VENV)/.ready
 VENV_PUBLIC ?= build/public-venv
 # Python compiles the modules that are imported; pip would compile every module of every package, a minute of work.
-PIP_FLAGS := --no-compile --disable-pip-version-check -c constraints.txt
+PIP_FLAGS := --no-compile --disable-pip-version-check
+PINNED := $(PIP_FLAGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check check-source check-house test-all test-python bench bench-detection bench-public bench-mutants corpus transfer corruption packs docs dist clean
@@ -103,33 +104,33 @@ clean:  ## Remove what was built; recorded runs stay
 $(DEMO_READY): pyproject.toml constraints.txt
 	@echo "Creating $(VENV): PyTorch (some 800 MB on disk), then what the demo needs. This takes a few minutes once."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP_FLAGS) torch
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[demo]"
+	$(BIN)/python -m pip install $(PINNED) torch
+	$(BIN)/python -m pip install $(PINNED) -e ".[demo]"
 	touch $@
 
 $(CHECK_READY): $(DEMO_READY)
 	@echo "Adding what \`make check\` needs to $(VENV)."
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[check]"
+	$(BIN)/python -m pip install $(PINNED) -e ".[check]"
 	touch $@
 
 $(READY): $(CHECK_READY)
 	@echo "Adding what the tests need to $(VENV): every extra of TrainCheck (some 2 GB on disk)."
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[examples,test,dev]"
+	$(BIN)/python -m pip install $(PINNED) -e ".[examples,test,dev]"
 	touch $@
 
 # A torch that is named goes in without constraints.txt; the index decides whether it comes with CUDA libraries.
 $(VENV_VERSION)/.ready: pyproject.toml constraints.txt
 	$(INTERPRETER) -m venv $(VENV_VERSION)
-	$(VENV_VERSION)/bin/python -m pip install --disable-pip-version-check \
+	$(VENV_VERSION)/bin/python -m pip install $(PIP_FLAGS) \
 		$(if $(TORCH),torch==$(TORCH),-c constraints.txt torch)
-	$(VENV_VERSION)/bin/python -m pip install --disable-pip-version-check $(if $(TORCH),,-c constraints.txt) \
+	$(VENV_VERSION)/bin/python -m pip install $(PIP_FLAGS) $(if $(TORCH),,-c constraints.txt) \
 		$(if $(TORCH),torch==$(TORCH)) -e ".[examples,test,dev]"
 	touch $@
 
 # The public programs have an environment of their own: what they need is no dependency of TrainCheck.
 $(VENV_PUBLIC)/.ready: pyproject.toml constraints.txt benchmarks/public/requirements.txt
 	$(PYTHON) -m venv $(VENV_PUBLIC)
-	$(VENV_PUBLIC)/bin/python -m pip install -q -c constraints.txt torch
-	$(VENV_PUBLIC)/bin/python -m pip install -q -c constraints.txt -e .
-	$(VENV_PUBLIC)/bin/python -m pip install -q -c constraints.txt -r benchmarks/public/requirements.txt
+	$(VENV_PUBLIC)/bin/python -m pip install -q $(PINNED) torch
+	$(VENV_PUBLIC)/bin/python -m pip install -q $(PINNED) -e .
+	$(VENV_PUBLIC)/bin/python -m pip install -q $(PINNED) -r benchmarks/public/requirements.txt
 	touch $@

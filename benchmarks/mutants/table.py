@@ -142,7 +142,7 @@ def page(result: Mapping[str, Any]) -> str:
         lines += [_row(name, cells, part, settings)]
     lines += [
         "\n## False alarms\n",
-        "| setting | clean programs | with an error | with a notice only |",
+        "| setting | clean programs | with an error | with a notice |",
         "|---|---|---|---|",
     ]
     for setting, alarms in result["false alarms"].items():
@@ -171,6 +171,6 @@ def _row(name: str, cells: Sequence[object], part: Row, settings: Sequence[str])
             share(score["detected"], of),
             score["named"],
             score["at any time"],
-            "-" if late is None else late,
+            "-" if late is None else f"{late:g}",
         ]
     return f"| {name} | " + " | ".join(map(str, cells)) + " |"

@@ -29,15 +29,14 @@ OPERATORS = (
 
 FRAMEWORKS = ("lightning", "hf_trainer", "accelerate")
 """Loops of libraries that take seconds to import; each program runs four times."""
-SEVERAL_RANKS = ("pipeline",)
-"""Tests of two ranks stand in tests/distributed; a job costs three times a program."""
-MANY_STEPS = ("sac", "td3", "moco", "packed_sequences", "reinforce")
+SLOW_PROGRAMS = ("pipeline", "sac", "td3", "moco", "packed_sequences", "reinforce")
+"""They take several times as long as others."""
 
 
 @pytest.mark.slow
 def test_twenty_programs_and_ten_operators(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.mutants", "--programs", "20", "--mutated", "20", "--per-program", "1"]
-    command += ["--without", ",".join((*FRAMEWORKS, *SEVERAL_RANKS, *MANY_STEPS))]
+    command += ["--without", ",".join((*FRAMEWORKS, *SLOW_PROGRAMS))]
     options = ["--packs-only", "--operators", ",".join(OPERATORS), "--folder", str(tmp_path)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, env=environ)
