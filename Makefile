@@ -7,7 +7,9 @@ DEMO_READY := $(VENV)/.demo-ready
 CHECK_READY := $(VENV)/.check-ready
 READY := $(VENV)/.ready
 VENV_PUBLIC ?= build/public-venv
-# Python compiles the modules that are imported; pip would compile every module of every package, a minute of work.
+# Python compiles the modules that are imported, once if it may keep the result; pip would compile every module of
+# every package, a minute of work.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_FLAGS := --no-compile --disable-pip-version-check
 PINNED := $(PIP_FLAGS) -c constraints.txt
 
