@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from traincheck.cli.main import main
 from traincheck.errors import BadOption, PacksUnreadable
-from traincheck.inference.pack_building import Theme, Themes, read_themes, split_by_theme
+from traincheck.inference.pack_building import MAX_NAMED_PROGRAMS, Theme, Themes, read_themes, split_by_theme
 from traincheck.invariants.book import Book, LearnedRun, read_book
 from traincheck.invariants.packs import (
     ANCHOR,
@@ -230,6 +230,19 @@ def test_rules_of_one_program_are_in_no_pack(new_invariant: Rules) -> None:
     books = split_by_theme(Book((common, ranks, own, setting), runs), themes)
     assert {name: book.invariants for name, book in books.items()} == {GENERAL: (common,), "distributed": (ranks,)}
     assert [run.script for run in books["distributed"].runs] == ["torchrun c.py", "torchrun d.py"]
+
+
+def test_a_rule_of_a_thousand_programs_names_some_of_them(new_invariant: Rules) -> None:
+    names = tuple(f"{number:04d}.py" for number in range(1000))
+    common, rare = new_invariant(origin=names), new_invariant(origin=names[:3], relation="Consistent")
+    book = Book((common, rare), tuple(LearnedRun(name, "", 10) for name in names))
+    general = split_by_theme(book, Themes())[GENERAL]
+    packed = {rule.id: rule for rule in general.invariants}
+    origin = packed[common.id].origin
+    assert len(origin) == MAX_NAMED_PROGRAMS and set(origin) <= set(names)
+    assert origin[0] == "0000.py" and origin[-1] > "0900.py"
+    assert packed[rare.id].origin == names[:3]
+    assert packed[common.id].support == common.support and len(general.runs) == 1000
 
 
 def _fields(rule: Invariant) -> dict[str, object]:

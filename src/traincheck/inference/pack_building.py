@@ -24,6 +24,9 @@ from traincheck.vocab.invariant import GENERAL as OF_SEVERAL
 
 OPTION = "--themes"
 
+MAX_NAMED_PROGRAMS = 12
+"""A rule of a pack names at most this many of its programs. All thousand names would make a pack tens of megabytes."""
+
 
 class Theme(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The common ground of some programs. `programs` are patterns of their names as in books (`hf_*.py`, `torchrun *`);
@@ -76,7 +79,8 @@ class Packed:
 def split_by_theme(book: Book, themes: Themes) -> dict[str, Book]:
     """The book of each theme that has rules, and the rest, see Note [Several packs of one book].
 
-    Packs hold only rules that several programs support: a single program says nothing about others.
+    Packs hold only rules that several programs support: a single program says nothing about others. `Support.scripts`
+    counts all programs of a rule; `origin` names some of them, `MAX_NAMED_PROGRAMS` at most.
     """
     runs = [replace(run, program="") for run in book.runs]  # no rule of a pack belongs to a single program
     scripts = {run.script for run in runs}
@@ -90,12 +94,20 @@ def split_by_theme(book: Book, themes: Themes) -> dict[str, Book]:
     rules_by_pack: dict[str, list[Invariant]] = {}
     for rule in book.invariants:
         if rule.scope == OF_SEVERAL and not rule.program:
-            rules_by_pack.setdefault(narrowest(of_themes, rule.origin), []).append(replace(rule, elsewhere=None))
+            rules_by_pack.setdefault(narrowest(of_themes, rule.origin), []).append(
+                replace(rule, elsewhere=None, origin=_spread(rule.origin))
+            )
     programs = dict(of_themes)
     return {
         name: Book(tuple(rules), tuple(run for run in runs if run.script in programs.get(name, scripts)))
         for name, rules in sorted(rules_by_pack.items())
     }
+
+
+def _spread(origin: tuple[str, ...]) -> tuple[str, ...]:
+    """At most `MAX_NAMED_PROGRAMS` of the names, at equal distances: names that follow each other are of one kind."""
+    step = max(1.0, len(origin) / MAX_NAMED_PROGRAMS)
+    return tuple(origin[int(index * step)] for index in range(min(len(origin), MAX_NAMED_PROGRAMS)))
 
 
 def build_packs(tallies: Sequence[Tally], themes: Themes, version: str) -> Packed:
