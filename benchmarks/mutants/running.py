@@ -24,6 +24,7 @@ from benchmarks.mutants.operator import Operator
 from benchmarks.mutants.script import Script
 from traincheck.checking.offline import check_folder_against
 from traincheck.inference.candidate_selection import select_rules
+from traincheck.inference.contradictions import with_contradictions
 from traincheck.inference.learn import tally_folder
 from traincheck.invariants.book import Book, merge_books
 from traincheck.invariants.packs import book_of_packs, read_packs
@@ -148,7 +149,7 @@ def _books(clean: CorpusProgram, options: Options, work: Path) -> dict[str, Book
             raise ProgramFailed(f"{program.script} --seed {seed}", output)
         tallies.append(tally_folder(run))
         shutil.rmtree(run, ignore_errors=True)
-    own, _ = select_rules(tallies)
+    own = with_contradictions(select_rules(tallies)[0], packs.active, tallies)  # as `traincheck accept` learns it
     return {PACKS: packs, OWN: merge_books([(work / "packs", packs), (work / "own", own)])}
 
 

@@ -24,11 +24,11 @@ def good(path: Path, steps: int = 12) -> Path:
     return ended(path)
 
 
-def odd(path: Path) -> Path:
+def odd(path: Path, script: str = "train.py") -> Path:
     """One of a run that clears no gradient."""
     step = STEP.replace("    change Net.w parameter.grad some -> none changed owner=SGD\n", "")
     windows = from_text(step.replace("parameter.grad none -> some", "parameter.grad some -> some") * 12)
-    write_run(path, "train.py", [replace(window, step=number) for number, window in enumerate(windows, start=1)])
+    write_run(path, script, [replace(window, step=number) for number, window in enumerate(windows, start=1)])
     return ended(path)
 
 
@@ -112,6 +112,27 @@ def test_runs_that_are_not_proven_good_are_refused(project: Path, capsys: pytest
     captured = capsys.readouterr()
     assert "although: " in captured.err and "removed: " in captured.err
     assert main(["check", str(piling), "--packs", "none"]) == 0  # what is accepted is no error any more
+
+
+def test_a_rule_of_packs_that_an_accepted_run_breaks_is_skipped_for_its_program(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [write_run(project / "runs" / name, f"{name}.py", training(14)) for name in ("one", "two", "three")]
+    assert main(["packs", "build", *map(str, others), "-o", str(project / "packs")]) == 0
+    monkeypatch.setenv("TRAINCHECK_PACKS", str(project / "packs"))
+    piling, again = odd(project / "odd"), odd(project / "again")
+    for run in (piling, again):
+        assert main(["check", str(run)]) == 3
+    capsys.readouterr()
+    assert main(["accept", str(piling)]) == 2
+    assert main(["accept", str(piling), "--anyway", "--reason", "we accumulate"]) == 0
+    assert "not checked any more, because accepted runs of train.py break it: error: " in capsys.readouterr().err
+    assert main(["check", str(again)]) == 0
+    assert main(["check", str(odd(project / "elsewhere", "elsewhere.py"))]) == 3  # packs still apply to other programs
+    muted = [rule for rule in read_book(project / FOLDER / BOOK).invariants if rule.mute]
+    assert muted and all(rule.origin == ("train.py",) for rule in muted)
+    assert main(["accept", *runs(project, "ab")]) == 0  # good runs do not outweigh one that breaks a rule
+    assert main(["check", str(again)]) == 0
 
 
 def test_mutes_stay_and_old_runs_go(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

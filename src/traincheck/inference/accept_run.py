@@ -10,6 +10,7 @@ from pathlib import Path
 
 from traincheck.errors import BadOption
 from traincheck.inference.candidate_selection import select_rules
+from traincheck.inference.contradictions import with_contradictions
 from traincheck.inference.tally import Tally
 from traincheck.inference.tally_files import read_tallies, write_tallies
 from traincheck.inference.tally_runs import Progress, gather
@@ -27,20 +28,27 @@ MAX_RUNS = 20
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The result: the accepted runs, how the book differs now, the removed runs, and the muted rules that the book has
-    no more.
+    """The result: the accepted runs, how the book differs now, the removed runs, the rules of packs that are muted now
+    because an accepted run breaks them, and the muted rules that the book has no more.
     """
 
     runs: tuple[AcceptedRun, ...]
     book: Book
     difference: Difference
     let_go: tuple[AcceptedRun, ...] = ()
+    muted: tuple[Invariant, ...] = ()
     unmuted: tuple[Invariant, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
-def accept(folders: Sequence[Path], library: Path, reason: str = "", progress: Progress | None = None) -> Acceptance:
-    """Add the recorded runs in `folders` to the library.
+def accept(
+    folders: Sequence[Path],
+    library: Path,
+    reason: str = "",
+    progress: Progress | None = None,
+    packs: Sequence[Invariant] = (),
+) -> Acceptance:
+    """Add the recorded runs in `folders` to the library. It mutes rules of `packs` that accepted runs break.
 
     Raises BadOption for a run that was accepted before, RunFolderError for one that cannot be read, LibraryUnreadable,
     BookError and TallyError if the library cannot be read, and OutputError.
@@ -64,7 +72,8 @@ def accept(folders: Sequence[Path], library: Path, reason: str = "", progress: P
     kept_runs = {run.run for run in kept}
     tallies = [tally for tally in (*stored_tallies, *(tally for tally, _ in new.values())) if tally.run in kept_runs]
     older = read_book(library / BOOK) if (library / BOOK).is_file() else Book()
-    book, _, unmuted = carry_over(select_rules(sorted(tallies, key=_order))[0], older.invariants)
+    learned = with_contradictions(select_rules(sorted(tallies, key=_order))[0], packs, tallies)
+    book, _, unmuted = carry_over(learned, older.invariants)
     difference = compare(older, book)
     last = LastChange(
         runs=tuple(run.run for run in accepted),
@@ -75,7 +84,8 @@ def accept(folders: Sequence[Path], library: Path, reason: str = "", progress: P
     write_tallies(sorted(tallies, key=_order), tally_path)
     write_book(book, library / BOOK)
     write_record(Record(runs=kept, last=last), library)
-    return Acceptance(accepted, book, difference, let_go, tuple(unmuted), tuple(remarks))
+    muted = tuple(rule for rule in difference.only_in_b if rule.mute)
+    return Acceptance(accepted, book, difference, let_go, muted, tuple(unmuted), tuple(remarks))
 
 
 def _order(tally: Tally) -> tuple[str, str]:

@@ -26,8 +26,8 @@ Examples:
   traincheck accept runs/new-schedule --anyway --reason "the schedule was changed on purpose"
 
 The library is the folder .traincheck of the project: a book, the counts of the accepted runs, and when and why you
-accepted them. It is small; commit it with the code. `traincheck run` and `check` use it together with the packs, and
-`traincheck status` summarises it. A run that `traincheck collect` recorded teaches more than a checked run.
+accepted them. It is small; commit it with the code. `traincheck run` and `check` use it together with the packs, but
+skip rules of packs that an accepted run breaks. `traincheck status` summarises it. A run that `traincheck collect` recorded teaches more than a checked run.
 
 Exit codes: 0 accepted, 2 not accepted or wrong usage, 1 TrainCheck failed.
 """
@@ -51,6 +51,8 @@ def accept(runs: Sequence[Path], library: Path | None, config: Config, reason: s
     """Accept the runs, and report the changes."""
     from traincheck.inference.accept_run import accept as add_to_library
     from traincheck.invariants.library import library_path
+    from traincheck.invariants.packs import book_of_packs, read_packs
+    from traincheck.runtime.launching.rule_selection import packs_of
 
     home = library if library is not None else library_path(Path.cwd())
     if home.exists() and not home.is_dir():
@@ -61,8 +63,9 @@ def accept(runs: Sequence[Path], library: Path | None, config: Config, reason: s
             raise BadOption("accept", str(run), f"a good run, but: {doubts}. To accept it nevertheless, add --anyway")
         if doubts:
             remark(f"accepting {run} although: {doubts}")
+    packs = book_of_packs([read_packs(address) for address in packs_of(config)])
     with Progress() as progress:
-        acceptance = add_to_library(runs, home, reason, progress)
+        acceptance = add_to_library(runs, home, reason, progress, packs.active)
     _report(acceptance, home)
     return 0
 
@@ -101,6 +104,8 @@ def _report(acceptance: Acceptance, home: Path) -> None:
     out(f"{home}: {rules}; {added} added, {removed} removed, {changed} changed")
     for rule in difference.only_in_a:
         say(f"  removed: {rule.severity}: {rule.sentence}")
+    for rule in acceptance.muted:
+        say(f"  not checked any more, because {rule.mute}: {rule.severity}: {rule.sentence}")
     for rule in acceptance.unmuted:
         remark(f"the muted {rule.id} ({rule.sentence}) is not in the new book; its reason was: {rule.mute}")
     for run in acceptance.let_go:
