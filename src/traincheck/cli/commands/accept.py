@@ -27,7 +27,8 @@ Examples:
 
 The library is the folder .traincheck of the project: a book, the counts of the accepted runs, and when and why you
 accepted them. It is small; commit it with the code. `traincheck run` and `check` use it together with the packs, but
-skip rules of packs that an accepted run breaks. `traincheck status` summarises it. A run that `traincheck collect` recorded teaches more than a checked run.
+skip rules of packs that an accepted run breaks. `traincheck status` summarises it. A run that `traincheck collect`
+recorded teaches more than a checked run.
 
 Exit codes: 0 accepted, 2 not accepted or wrong usage, 1 TrainCheck failed.
 """
