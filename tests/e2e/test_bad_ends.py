@@ -64,10 +64,19 @@ def test_exception_keeps_its_traceback_and_code(tmp_path: Path) -> None:
     assert steps_kept(tmp_path) == 5
 
 
+WHEN_RECORDED = """
+from traincheck.trace.folder import RunFolder
+
+while not any(True for _, windows in RunFolder.open("run").windows() for _ in windows):
+    time.sleep(0.05)
+"""
+
 OTHER_ENDS = [pytest.param(*other, marks=pytest.mark.slow) for other in (("sys.exit(7)", 7), ("sys.exit('words')", 1))]
 
 
-@pytest.mark.parametrize(("end", "expected"), [("os._exit(9)", 9), *OTHER_ENDS])
+@pytest.mark.parametrize(
+    ("end", "expected"), [pytest.param(f"{WHEN_RECORDED}os._exit(9)", 9, id="os._exit(9)"), *OTHER_ENDS]
+)
 def test_exit_codes(end: str, expected: int, tmp_path: Path) -> None:
     code, _, _ = finish(start(tmp_path, f"train(5)\n{end}\n"))
     assert code == expected

@@ -134,12 +134,17 @@ def test_internal_errors_do_not_hide_program_errors(tmp_path: Path, book: Path) 
         raise ValueError("the program's own")
 
 
-def settle() -> None:
-    """Release hanging threads, and wait for them."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread():
+@pytest.fixture
+def settle() -> Callable[[], None]:
+    """Waits for the threads that the test started; earlier tests may have left some that stay."""
+    earlier = set(threading.enumerate())
+
+    def wait() -> None:
+        for thread in set(threading.enumerate()) - earlier:
             thread.join(60)
-    gc.collect()
+        gc.collect()
+
+    return wait
 
 
 def test_a_stage_that_hangs_keeps_the_end_for_a_bounded_time(
@@ -147,6 +152,7 @@ def test_a_stage_that_hangs_keeps_the_end_for_a_bounded_time(
     expected: object,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    settle: Callable[[], None],
 ) -> None:
     monkeypatch.setattr(pipelines, "STILL_SECONDS", 0.3)
     with faults.hanging_at(TraceWriter, "write", after=1):
@@ -158,7 +164,7 @@ def test_a_stage_that_hangs_keeps_the_end_for_a_bounded_time(
     settle()
 
 
-def test_an_interrupt_at_the_end_is_the_programs(tmp_path: Path, expected: object) -> None:
+def test_an_interrupt_at_the_end_is_the_programs(tmp_path: Path, expected: object, settle: Callable[[], None]) -> None:
     before = process_state()
     interrupted = pytest.raises(KeyboardInterrupt)
     with faults.hanging_at(TraceWriter, "close"), interrupted, traincheck.observe(tmp_path / "run"):
