@@ -84,7 +84,7 @@ transfer: $(READY)  ## Do the packs hold under another torch? OTHER=/path/to/pyt
 corruption: $(READY)  ## Detection of injected hardware faults (some ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corruption
 
-packs: $(READY)  ## Build the shipped packs again from the examples and the corpus (half an hour or more; goes on where it stopped)
+packs: $(READY)  ## Build the shipped packs again from the examples and the corpus (half an hour; goes on where it stopped)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.packs
 
 docs: export NO_MKDOCS_2_WARNING := 1

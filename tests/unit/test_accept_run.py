@@ -131,8 +131,22 @@ def test_a_rule_of_packs_that_an_accepted_run_breaks_is_skipped_for_its_program(
     assert main(["check", str(odd(project / "elsewhere", "elsewhere.py"))]) == 3  # packs still apply to other programs
     muted = [rule for rule in read_book(project / FOLDER / BOOK).invariants if rule.mute]
     assert muted and all(rule.origin == ("train.py",) for rule in muted)
+    capsys.readouterr()
     assert main(["accept", *runs(project, "ab")]) == 0  # good runs do not outweigh one that breaks a rule
+    assert "not checked any more" not in capsys.readouterr().err  # it was listed before
     assert main(["check", str(again)]) == 0
+
+
+def test_a_rule_of_the_library_that_is_muted_now_is_listed(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [write_run(project / "runs" / name, f"{name}.py", training(14)) for name in ("one", "two", "three")]
+    assert main(["packs", "build", *map(str, others), "-o", str(project / "packs")]) == 0
+    monkeypatch.setenv("TRAINCHECK_PACKS", str(project / "packs"))
+    assert main(["accept", *runs(project, "abc")]) == 0  # the library learns the same rules
+    capsys.readouterr()
+    assert main(["accept", str(odd(project / "odd")), "--anyway"]) == 0
+    assert "not checked any more" in capsys.readouterr().err
 
 
 def test_mutes_stay_and_old_runs_go(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

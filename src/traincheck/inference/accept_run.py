@@ -48,7 +48,7 @@ def accept(
     progress: Progress | None = None,
     packs: Sequence[Invariant] = (),
 ) -> Acceptance:
-    """Add the recorded runs in `folders` to the library. It mutes rules of `packs` that accepted runs break.
+    """Add the recorded runs in `folders` to the library, and mute the rules of `packs` that accepted runs break.
 
     Raises BadOption for a run that was accepted before, RunFolderError for one that cannot be read, LibraryUnreadable,
     BookError and TallyError if the library cannot be read, and OutputError.
@@ -84,7 +84,8 @@ def accept(
     write_tallies(sorted(tallies, key=_order), tally_path)
     write_book(book, library / BOOK)
     write_record(Record(runs=kept, last=last), library)
-    muted = tuple(rule for rule in difference.only_in_b if rule.mute)
+    muted_before = {rule.id for rule in older.invariants if rule.mute}
+    muted = tuple(rule for rule in book.invariants if rule.mute and rule.id not in muted_before)
     return Acceptance(accepted, book, difference, let_go, muted, tuple(unmuted), tuple(remarks))
 
 
