@@ -164,3 +164,41 @@ def test_a_level_at_which_it_does_not_hold_is_passed_over() -> None:
     assert any(
         "both held and failed" in entry.reason and "Optimizer.step" in entry.sentence for entry in journal.entries
     )
+
+
+NADAM = "torch.optim.NAdam.step"
+
+
+def rules_with(good: dict[str, int], bad: dict[str, int]) -> tuple[set[str], str]:
+    """The subjects of the rules, from so many good and bad programs with each class, and the reasons in the journal."""
+    tallies = []
+    for numbers, holds in ((good, True), (bad, False)):
+        for api, programs in numbers.items():
+            for index in range(programs):
+                tally = Tally(f"{api} {holds} {index}", "")
+                tally.levels.update([*LEVELS, (NADAM, STEP)])
+                held, failed = ({CHANGES}, set[Property]()) if holds else (set[Property](), {CHANGES})
+                for window in range(20):
+                    occasions = [Occasion(Subject(level), (), held, failed, 0) for level in (api, STEP)]
+                    tally.add_occasions("EventContain", occasions, window)
+                tallies.append(tally)
+    book, journal = select_rules(tallies)
+    reasons = " ".join(entry.reason for entry in journal.entries)
+    return {invariant.subject.api for invariant in book.invariants}, reasons
+
+
+def test_a_rule_of_a_class_may_be_chance() -> None:
+    """A sixth of the programs break it: that six with NAdam do not says nothing about NAdam."""
+    subjects, reasons = rules_with({SGD: 40, NADAM: 6}, {SGD: 10})
+    assert not subjects
+    assert f"6 programs may obey it by chance: of 56 programs with {STEP}, 10 do not" in reasons
+
+
+def test_a_class_with_enough_programs_has_a_rule() -> None:
+    assert rules_with({SGD: 40, NADAM: 40}, {SGD: 20})[0] == {NADAM}, "many programs"
+    assert rules_with({SGD: 5, NADAM: 6}, {SGD: 45})[0] == {NADAM}, "few others obey it"
+
+
+def test_a_class_is_doubted_only_where_one_can_be_proven() -> None:
+    """One program of five breaks it, so chance explains any class without it."""
+    assert rules_with({NADAM: 3, SGD: 1}, {SGD: 1})[0] == {NADAM}

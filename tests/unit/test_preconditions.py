@@ -305,6 +305,15 @@ def test_symptoms_are_no_experience() -> None:
     assert not circumstances.true_in(facts(held="this", grads="some", x=2))
 
 
+def test_no_rule_applies_where_all_gradients_are_zero() -> None:
+    """Not even if it held there once: momentum changes parameters without gradients, plain SGD does not."""
+    rows = [good(grads="some", x=1), good(grads="zero", x=2)]
+    circumstances = experience(rows, Precondition())
+    assert not circumstances.true_in(facts(grads="zero", x=1))
+    assert circumstances.true_in(facts(grads="none", x=1))
+    assert experience(rows, Precondition((Clause("grads", "zero"),))) == Precondition()
+
+
 def test_the_rank_layout_of_one_program_is_no_experience() -> None:
     rows = [good(all_same=True, same_before=True, x=1)]
     sharing = facts(all_same=False, same_before=False, x=1)

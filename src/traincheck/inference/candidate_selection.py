@@ -8,7 +8,7 @@ from typing import Any
 from traincheck import plugins
 from traincheck.inference.confidence import MIN_STEPS, of_support, severity
 from traincheck.inference.contexts import Evidence
-from traincheck.inference.generalisation import scope_of
+from traincheck.inference.generalisation import Classes, scope_of
 from traincheck.inference.journal import DROPPED, KEPT, Entry, Journal
 from traincheck.inference.named_books import elsewhere_of
 from traincheck.inference.preconditions import experience
@@ -31,6 +31,7 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     """Judge every candidate in the tallies, one for each run."""
     relations = plugins.load("traincheck.relations")
     journal = Journal()
+    classes = Classes(tallies)
     kept: list[Invariant] = []
     seen: dict[str, frozenset[Facts]] = {}
     for key, prop in candidates(tallies):
@@ -41,7 +42,7 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
             candidate = _Candidate(key, prop, relation, tallies, journal)
         except UNKNOWN:
             continue  # the installed relation does not know this candidate
-        rules = list(candidate.settings() if relation.is_setting(prop) else candidate.rules())
+        rules = list(candidate.settings() if relation.is_setting(prop) else candidate.rules(classes))
         seen.update((rule.id, candidate.bearing_out(rule)) for rule in rules)
         kept.extend(rules)
     levels = set().union(*(tally.levels for tally in tallies)) if tallies else set()
@@ -73,7 +74,7 @@ class _Candidate:
             for context, count in tally.evidence(key, prop)
         ]
 
-    def rules(self) -> Iterator[Invariant]:
+    def rules(self, classes: Classes) -> Iterator[Invariant]:
         """The rule that the evidence supports, if any."""
         if not any(row.held for row in self.evidence):
             self._drop("it never held")
@@ -95,7 +96,7 @@ class _Candidate:
         certainty = round(of_support(support, pipeline=pipeline), 4)
         circumstances = experience(selected, precondition, pipeline=pipeline)
         general_circumstances = experience(selected, precondition).clauses
-        yield Invariant(
+        rule = Invariant(
             relation=self.relation,
             subject=self.subject,
             property=self.prop,
@@ -116,6 +117,11 @@ class _Candidate:
                 Precondition(tuple(clause for clause in general_circumstances if clause not in circumstances.clauses)),
             ),
         )
+        doubt = None if pipeline else classes.doubt(rule)
+        if doubt is None:
+            yield rule
+        else:
+            self._drop(doubt, str(precondition))
 
     def settings(self) -> Iterator[Invariant]:
         """A rule for each program whose runs all had this setting."""

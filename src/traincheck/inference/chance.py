@@ -54,7 +54,7 @@ class Observed(NamedTuple):
 
 def by_occasion(everything: Observed, selected: Observed) -> float:
     """The probability that so many occasions are free of failures by chance."""
-    return _avoids(everything.occasions, everything.failed, selected.occasions)
+    return avoids(everything.occasions, everything.failed, selected.occasions)
 
 
 def by_window(everything: Observed, selected: Observed) -> float:
@@ -63,15 +63,19 @@ def by_window(everything: Observed, selected: Observed) -> float:
         return 1.0
     together = selected.pairs / selected.windows
     failing = max(everything.failing / together, everything.failing_windows)
-    return _avoids(max(everything.pairs / together, selected.windows + failing), failing, selected.windows)
+    return avoids(max(everything.pairs / together, selected.windows + failing), failing, selected.windows)
 
 
 def by_context(everything: Observed, contexts: int) -> float:
     """The probability that so many contexts are free of failures by chance."""
-    return _avoids(everything.contexts, everything.bad, contexts)
+    return avoids(everything.contexts, everything.bad, contexts)
 
 
-def _avoids(everything: float, failed: float, selected: float) -> float:
-    """C(everything - failed, selected) / C(everything, selected), also between whole numbers."""
+def avoids(everything: float, failed: float, selected: float) -> float:
+    """The probability that `selected` of `everything` avoid all of the `failed` ones by chance.
+
+    C(everything - failed, selected) / C(everything, selected), also between whole numbers. `selected` is at most
+    `everything` - `failed`.
+    """
     ways = math.lgamma(everything - failed + 1) - math.lgamma(everything - failed - selected + 1)
     return math.exp(ways - math.lgamma(everything + 1) + math.lgamma(everything - selected + 1))

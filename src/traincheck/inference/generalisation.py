@@ -10,6 +10,14 @@ the general rule has to apply on every occasion that supported the specific one.
 as well. A call of `SGD.step` inside `fit` says more than one of `Optimizer.step`, but other programs share the
 latter.
 
+Note [Classes by chance]
+A statement that fails in general may hold of one class only because few programs used the class. Six programs with
+NAdam whose gradients are cleared inside its step were all written with the same library, and other optimizers show that
+a step clears no gradients. So the class counts as a condition like others, and must be sound, see Note [False
+discovery] in chance.py: programs are the observations, and the subclasses with as many programs are the conditions
+tried. Programs that supported the rule, and whose other classes failed, count twice: once for each. If too few programs
+failed to prove any class, the rule is kept.
+
 Note [Scope]
 The spelling of a name does not show whether it means something to other programs: it does if several programs used it.
 A rule that rests on one program belongs to that program's *pipeline*. It is checked on that program alone, and there
@@ -20,9 +28,11 @@ be called `main.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from traincheck.inference.chance import ALPHA, avoids
 from traincheck.inference.rule_index import Implication, RuleIndex, first_covering
+from traincheck.inference.tally import Key, Tally
 from traincheck.vocab.invariant import GENERAL, PIPELINE, Invariant, Support
 from traincheck.vocab.occasion import Subject
 
@@ -62,6 +72,59 @@ class Generalisation:
             if other is not None:
                 return other, "another rule names the call inside by its more general name"
         return None
+
+
+class Classes:
+    """Whether a rule holds of a class by chance, see Note [Classes by chance]."""
+
+    def __init__(self, tallies: Sequence[Tally]) -> None:
+        self._tallies = tallies
+        self._general = more_general({level for tally in tallies for level in tally.levels})
+        self._subclasses: dict[str, set[str]] = {}
+        for api, names in self._general.items():
+            for name in names:
+                self._subclasses.setdefault(name, set()).add(api)
+        self._programs: dict[Key, set[str]] = {}
+        for tally in tallies:
+            for key in tally.cells:
+                self._programs.setdefault(key, set()).add(tally.script)
+
+    def doubt(self, rule: Invariant) -> str | None:
+        """Why the general rule `rule` may hold of its class by chance; None if that is not to be expected."""
+        supporting = set(rule.origin)
+        for api in sorted(self._general.get(rule.subject.api, ())):
+            programs, failing = self._programs_of(rule, api)
+            if not failing:
+                continue
+            of_subclasses = [
+                len(self._programs.get((rule.relation, rule.subject._replace(api=subclass)), ()))
+                for subclass in self._subclasses[api]
+            ]
+            everything = len(supporting) + len(programs - supporting) + len(failing & supporting)
+            if len(of_subclasses) * avoids(everything, len(failing), everything - len(failing)) > ALPHA:
+                continue
+            tried = sum(count >= len(supporting) for count in of_subclasses)
+            expected = tried * avoids(everything, len(failing), len(supporting))
+            if expected > ALPHA:
+                return (
+                    f"{len(supporting)} programs may obey it by chance: of {len(programs)} programs with {api}, "
+                    f"{len(failing)} do not; {expected:.2g} such classes are to be expected, and {ALPHA:g} at most is "
+                    "allowed"
+                )
+        return None
+
+    def _programs_of(self, rule: Invariant, api: str) -> tuple[set[str], set[str]]:
+        """The programs that show what the rule says of `api` where it applies, and those that break it there."""
+        key = (rule.relation, rule.subject._replace(api=api))
+        programs: set[str] = set()
+        failing: set[str] = set()
+        for tally in self._tallies:
+            for context, count in tally.evidence(key, rule.property):
+                if rule.applies(context):
+                    programs.add(tally.script)
+                    if count.failed:
+                        failing.add(tally.script)
+        return programs, failing
 
 
 def more_general(levels: Iterable[tuple[str, ...]]) -> General:

@@ -281,7 +281,9 @@ SYMPTOMS = frozenset(("held", "grads"))
 such a fact has a value that no good run showed."""
 
 EXCUSES = (Clause("grads", "zero", negated=True),)
-"""Values of such facts that honest runs may reach (a loss at its floor), unless good runs showed otherwise."""
+"""Values of such facts that honest runs may reach (a loss at its floor, a batch whose every element is masked). A rule
+says nothing there. That it held there in some good runs proves little: without gradients, momentum and weight decay
+still change the parameters, and plain SGD does not."""
 
 
 SYMPTOMS_OF_A_PROGRAM = SYMPTOMS | {"same_before", "same_grad", "kept_same", "all_same", "copies"}
@@ -299,7 +301,6 @@ def experience(selected: Sequence[Evidence], precondition: Precondition, *, pipe
     same = set.intersection(*(set(row.context) for row in selected))
     stated_facts = set.intersection(*({clause.fact for clause in clauses} for clauses in precondition.alternatives))
     constant = [Clause(*pair) for pair in sorted(same) if pair[0] not in symptoms | stated_facts]
-    seen = {pair for row in selected for pair in row.context}
     fact_names = {name for row in selected for name, _ in row.context}
-    excuses = [clause for clause in EXCUSES if clause.fact in fact_names - stated_facts]
-    return Precondition((*constant, *(clause for clause in excuses if (clause.fact, clause.value) not in seen)))
+    excuses = (clause for clause in EXCUSES if clause.fact in fact_names - stated_facts)
+    return Precondition((*constant, *excuses))
