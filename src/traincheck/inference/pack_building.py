@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
+from typing import Annotated
 
 import msgspec
 
@@ -40,13 +41,14 @@ class Theme(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Themes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of the `--themes` file: the name of the packs, the oldest torch that they support, and the themes by
-    name.
+    """The content of the `--themes` file: the name of the packs, the oldest torch that they support, the programs that
+    have to support a rule, and the themes by name.
     """
 
     name: str = "packs"
     about: str = ""
     torch: str = ""
+    least_programs: Annotated[int, msgspec.Meta(ge=2)] = 2
     themes: dict[str, Theme] = {}
 
 
@@ -79,8 +81,8 @@ class Packed:
 def split_by_theme(book: Book, themes: Themes) -> dict[str, Book]:
     """The book of each theme that has rules, and the rest, see Note [Several packs of one book].
 
-    Packs hold only rules that several programs support: a single program says nothing about others. `Support.scripts`
-    counts all programs of a rule; `origin` names some of them, `MAX_NAMED_PROGRAMS` at most.
+    Packs hold only rules that `themes.least_programs` support: a single program says nothing about others.
+    `Support.scripts` counts all programs of a rule; `origin` names some of them, `MAX_NAMED_PROGRAMS` at most.
     """
     runs = [replace(run, program="") for run in book.runs]  # no rule of a pack belongs to a single program
     scripts = {run.script for run in runs}
@@ -93,7 +95,7 @@ def split_by_theme(book: Book, themes: Themes) -> dict[str, Book]:
     ]
     rules_by_pack: dict[str, list[Invariant]] = {}
     for rule in book.invariants:
-        if rule.scope == OF_SEVERAL and not rule.program:
+        if rule.scope == OF_SEVERAL and not rule.program and rule.support.scripts >= themes.least_programs:
             rules_by_pack.setdefault(narrowest(of_themes, rule.origin), []).append(
                 replace(rule, elsewhere=None, origin=_spread(rule.origin))
             )
