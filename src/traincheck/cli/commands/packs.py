@@ -51,6 +51,7 @@ three programs support is an error. A theme gives the rules of some programs a p
 \b
   name = "team"
   torch = "2.4"
+  least_programs = 3
 
 \b
   [themes.speech]

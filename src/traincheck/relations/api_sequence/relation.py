@@ -3,7 +3,8 @@ calls.
 
 Source: OSDI '25, section 3.2. Occasions are the calls that change observed state, because these pace the loop;
 evaluation has no fixed rhythm. Each receiver has its own occasions. The events between two calls of B form a *cycle*. A
-cycle that contains A says both "B is preceded by A" and "A is followed by B".
+cycle that contains A says both "B is preceded by A" and "A is followed by B". The calls inside B belong to the cycle
+that B ends: a step whose closure clears gradients and calls backward updates with these gradients.
 
 Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
@@ -76,13 +77,15 @@ _NOTHING: frozenset[str] = frozenset()
 class _Token(NamedTuple):
     """An event of the cycle: its names, its position and its owner. `properties` has one entry for each name.
 
-    `effects` are the kinds of state that a call changed, `family` is its class or module.
+    `effects` are the kinds of state that a call changed, `family` is its class or module; `parent` is the call around
+    it, or the call that made the change.
     """
 
     seq: int
     properties: tuple[Property, ...]
     owner: str
     call: Call | None
+    parent: int
     variables: Mapping[str, None] = _NONE
     effects: frozenset[str] = _NOTHING
     family: str = ""
@@ -159,11 +162,17 @@ class APISequence:
         if window.index != self._next_index:
             self._cycles.clear()
         self._next_index = window.index + 1
+        running: list[Call] = []
+        """The calls that end cycles and may still hold others, outermost first."""
         for token in _timeline(window):
+            while running and not _is_inside(token, running[-1], window):
+                yield from self._judge(running.pop(), window)
             if token.call is not None and token.call.kind == LIFECYCLE and token.effects:
-                yield from self._judge(token.call, window)
+                running.append(token.call)
             for cycle in self._cycles.values():
                 cycle.note(token)
+        while running:
+            yield from self._judge(running.pop(), window)
 
     def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
         for subject in self._subjects_of(call.levels):
@@ -226,6 +235,14 @@ class APISequence:
         return f"{around}, {_phrase_of(prop)} is called"
 
 
+def _is_inside(token: _Token, call: Call, window: Window) -> bool:
+    """Whether the event belongs to a call that `call` made, and not to `call` itself."""
+    if token.call is not None and token.parent == call.seq:
+        return True
+    around = window.by_seq.get(token.parent)
+    return around is not None and any(ancestor is call for ancestor in window.ancestors(around))
+
+
 def _second(prop: Property) -> Property:
     """The second of two calls that a `then` property orders. (The first is in `object`; only calls are ordered.)"""
     return Property(PRECEDED_BY, prop.detail.removeprefix(THEN))
@@ -278,6 +295,7 @@ def _timeline(window: Window) -> list[_Token]:
             _names(call),
             call.receiver,
             call,
+            call.parent,
             _NONE,
             frozenset(effects[call.seq]) if call.seq in effects else _NOTHING,
             family(call.levels[-1]),
@@ -288,10 +306,10 @@ def _timeline(window: Window) -> list[_Token]:
         if (value_of(call.context, "parametric") is True if kind == MODULE else _drives(call, window))
     ]
     timeline.sort(key=_SEQ)
-    for (_, prop, owner), groups in changes.items():
+    for (seq, prop, owner), groups in changes.items():
         group = groups[0] if len(groups) == 1 else sorted(chain.from_iterable(groups))
         variables = dict.fromkeys(window.variables_at(group))
-        timeline.append(_Token(window.changes[group[0]].seq, (prop,), owner, None, variables))
+        timeline.append(_Token(window.changes[group[0]].seq, (prop,), owner, None, seq, variables))
     timeline.sort(key=_SEQ)
     return timeline
 
