@@ -131,8 +131,9 @@ def learn_from(program: CorpusProgram, folder: Path) -> Learned:
     run = folder / f"{name}.run"
     code, output = record(program.program, run)
     try:
-        if code:
-            return Learned(name, f"exit code {code}: {output[-400:]}", tally, "", 0.0)
+        problem = PlainRun(code, 0.0, output).trained
+        if problem:
+            return Learned(name, problem, tally, "", 0.0)
         counted = tally_folder(run)
         skeleton = skeleton_of(run)
     finally:

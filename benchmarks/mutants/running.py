@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.corpus.running import TIMEOUT, CorpusProgram, record
+from benchmarks.corpus.running import TIMEOUT, CorpusProgram, PlainRun, record
 from benchmarks.detection import warm
 from benchmarks.detection.judging import WITHIN, violated
 from benchmarks.detection.recordings import Program, ProgramFailed
@@ -63,12 +63,16 @@ class MutantResult:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """A clean program: false alarms by setting (slugs of errors, number of notices), and the results of its mutants."""
+    """A clean program: false alarms by setting (slugs of errors, number of notices), and the results of its mutants.
+
+    With a `problem` there is no result: the program does not run, or, if `untrained`, it learns nothing.
+    """
 
     name: str
     parts: Mapping[str, str]
     problem: str
     seconds: float
+    untrained: bool = False
     errors: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: Mapping[str, int] = field(default_factory=dict)
     mutants: Sequence[MutantResult] = ()
@@ -98,6 +102,9 @@ def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], o
         effects, output = _effects(program, work / "clean")
         if effects is None:
             raise ProgramFailed(program.script, output)
+        problem = PlainRun(0, 0.0, output).trained
+        if problem:
+            return ProgramResult(program.name, clean.parts, problem, time.perf_counter() - began, untrained=True)
         books = _books(clean, options, work)
         run = work / "clean.run"
         code, output = record(program, run)

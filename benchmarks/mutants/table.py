@@ -48,7 +48,8 @@ def figures(programs: Sequence[Row], operators: Sequence[Operator]) -> dict[str,
     return {
         "operators": {OPEN: len(operators) - len(held_back), RESERVED: len(held_back)},
         "programs": len(programs),
-        "failed": [program["name"] for program in programs if program["problem"]],
+        "failed": [program["name"] for program in programs if program["problem"] and not program["untrained"]],
+        "untrained": [program["name"] for program in programs if program["untrained"]],
         "parts": {name: _of_part(part[name], settings) for name in (OPEN, RESERVED)},
         "kinds": {kind: _score([row for row in rows if row["kind"] == kind], settings) for kind in KINDS},
         "loops": {
@@ -128,8 +129,9 @@ def page(result: Mapping[str, Any]) -> str:
     """The text of docs/mutation-score.md."""
     lines = [
         HEAD,
-        f"{result['programs']} clean programs; {result['operators'][OPEN]} open and "
-        f"{result['operators'][RESERVED]} reserved operators.\n",
+        f"{result['programs']} programs; {result['operators'][OPEN]} open and {result['operators'][RESERVED]} reserved "
+        f"operators. {len(result['untrained'])} of the programs learn nothing (a loss that is NaN, or does not fall) "
+        "and are left out.\n",
     ]
     settings = list(result["false alarms"])
     lines += [

@@ -199,6 +199,10 @@ def test_a_class_with_enough_programs_has_a_rule() -> None:
     assert rules_with({SGD: 5, NADAM: 6}, {SGD: 45})[0] == {NADAM}, "few others obey it"
 
 
+def test_one_program_that_breaks_it_is_enough_for_a_doubt() -> None:
+    assert rules_with({SGD: 40, NADAM: 6}, {SGD: 1})[0] == set()
+
+
 def test_a_class_is_doubted_only_where_one_can_be_proven() -> None:
     """One program of five breaks it, so chance explains any class without it."""
     assert rules_with({NADAM: 3, SGD: 1}, {SGD: 1})[0] == {NADAM}

@@ -95,10 +95,19 @@ def test_figures_show_no_single_reserved_operator() -> None:
         for name in names
     ]
     program = {
-        "name": "00001", "parts": {"program": "", "loop": "flat", "task": "mlp"}, "problem": "", "mutants": mutants,
+        "name": "00001", "parts": {"program": "", "loop": "flat", "task": "mlp"}, "problem": "", "untrained": False, "mutants": mutants,
         "errors": {"packs": ["gradients-not-cleared"]}, "notices": {"packs": 0},
     }  # fmt: skip
-    result = figures([program], operators)
+    untrained = {
+        **program,
+        "name": "00002",
+        "problem": "a printed number is not finite",
+        "untrained": True,
+        "mutants": [],
+    }
+    result = figures([program, untrained], operators)
+    assert (result["failed"], result["untrained"]) == ([], ["00002"])
+    assert result["false alarms"]["packs"]["programs"] == 1
     assert result["parts"]["reserved"]["packs"]["detected"] == result["parts"]["open"]["packs"]["detected"] == 1
     assert result["false alarms"]["packs"]["with an error"] == ["00001"]
     text = page(result)

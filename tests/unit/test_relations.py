@@ -253,6 +253,22 @@ def test_three_in_a_row() -> None:
         assert Property(PRECEDED_BY, second, f"then {first}") in (occasion.failed or ())
 
 
+def by_closure(*inside: str) -> str:
+    """A step whose closure makes these calls."""
+    call, change = update().strip("\n").split("\n")
+    return "\n".join(("", call, *("\n".join(inside).replace("\n  ", "\n    ").strip("\n").split("\n")), change))
+
+
+def test_the_calls_of_a_closure_belong_to_the_step_that_makes_them() -> None:
+    """Two batches to a step and five to an epoch: the last step of the epoch has one batch, and clears inside."""
+    two = clear() + backward() + by_closure(backward(before="some"))
+    one = by_closure(clear(), backward())
+    *occasions, forgotten = of(APISequence, windows(two, two, one, two, one, by_closure(backward(before="some"))), CYCLE)
+    assert len(occasions) == 4
+    assert all({CLEARED, FILLED} <= set(occasion.held) for occasion in occasions)
+    assert CLEARED in (forgotten.failed or ()), "the closure adds to the gradients of the step before"
+
+
 def test_each_optimizer_has_its_own_cycle() -> None:
     both = clear("SGD") + backward("SGD") + update("SGD") + clear("Adam") + backward("Adam") + update("Adam")
     half = clear("SGD") + backward("SGD") + update("SGD") + backward("Adam", before="some") + update("Adam")

@@ -15,8 +15,8 @@ A statement that fails in general may hold of one class only because few program
 NAdam whose gradients are cleared inside its step were all written with the same library, and other optimizers show that
 a step clears no gradients. So the class counts as a condition like others, and must be sound, see Note [False
 discovery] in chance.py: programs are the observations, and the subclasses with as many programs are the conditions
-tried. Programs that supported the rule, and whose other classes failed, count twice: once for each. If too few programs
-failed to prove any class, the rule is kept.
+tried. Programs that supported the rule, and whose other classes failed, count twice: once for each. With so few
+programs that no class could be proven, whatever number of them failed, the rule is kept.
 
 Note [Scope]
 The spelling of a name does not show whether it means something to other programs: it does if several programs used it.
@@ -101,7 +101,8 @@ class Classes:
                 for subclass in self._subclasses[api]
             ]
             everything = len(supporting) + len(programs - supporting) + len(failing & supporting)
-            if len(of_subclasses) * avoids(everything, len(failing), everything - len(failing)) > ALPHA:
+            half = everything // 2
+            if len(of_subclasses) * avoids(everything, half, everything - half) > ALPHA:
                 continue
             tried = sum(count >= len(supporting) for count in of_subclasses)
             expected = tried * avoids(everything, len(failing), len(supporting))
