@@ -95,7 +95,8 @@ def test_figures_show_no_single_reserved_operator() -> None:
         for name in names
     ]
     program = {
-        "name": "00001", "parts": {"program": "", "loop": "flat", "task": "mlp"}, "problem": "", "untrained": False, "mutants": mutants,
+        "name": "00001", "parts": {"program": "", "loop": "flat", "task": "mlp"}, "mutants": mutants,
+        "problem": "", "untrained": False,
         "errors": {"packs": ["gradients-not-cleared"]}, "notices": {"packs": 0},
     }  # fmt: skip
     untrained = {

@@ -263,7 +263,9 @@ def test_the_calls_of_a_closure_belong_to_the_step_that_makes_them() -> None:
     """Two batches to a step and five to an epoch: the last step of the epoch has one batch, and clears inside."""
     two = clear() + backward() + by_closure(backward(before="some"))
     one = by_closure(clear(), backward())
-    *occasions, forgotten = of(APISequence, windows(two, two, one, two, one, by_closure(backward(before="some"))), CYCLE)
+    *occasions, forgotten = of(
+        APISequence, windows(two, two, one, two, one, by_closure(backward(before="some"))), CYCLE
+    )
     assert len(occasions) == 4
     assert all({CLEARED, FILLED} <= set(occasion.held) for occasion in occasions)
     assert CLEARED in (forgotten.failed or ()), "the closure adds to the gradients of the step before"
@@ -275,6 +277,17 @@ def test_each_optimizer_has_its_own_cycle() -> None:
     occasions = of(APISequence, windows(both, both, half), CYCLE)
     assert [CLEARED in occasion.held for occasion in occasions] == [True, True, True, False]
     assert CLEARED in (occasions[-1].failed or ())
+
+
+def test_the_clipping_of_one_optimizer_is_not_in_the_cycle_of_another() -> None:
+    both = clear("SGD") + backward("SGD") + CLIP + update("SGD") + clear("Adam") + backward("Adam") + update("Adam")
+    occasions = of(APISequence, windows(*[both] * (ESTABLISHED + 2)), CYCLE)
+    clipping = Property(PRECEDED_BY, "torch.nn.utils.clip_grad_norm_")
+    in_order = Property(PRECEDED_BY, BACKWARD, f"then {clipping.object}")
+    *_, sgd, adam = occasions
+    assert clipping in sgd.held and in_order in sgd.held
+    for prop in (clipping, in_order):
+        assert prop not in adam.held and prop not in (adam.failed or ())
 
 
 def test_a_call_without_effect_keeps_no_rhythm() -> None:

@@ -4,7 +4,9 @@ calls.
 Source: OSDI '25, section 3.2. Occasions are the calls that change observed state, because these pace the loop;
 evaluation has no fixed rhythm. Each receiver has its own occasions. The events between two calls of B form a *cycle*. A
 cycle that contains A says both "B is preceded by A" and "A is followed by B". The calls inside B belong to the cycle
-that B ends: a step whose closure clears gradients and calls backward updates with these gradients.
+that B ends: a step whose closure clears gradients and calls backward updates with these gradients. In the cycle of an
+optimizer, a call counts only if it touched parameters of this optimizer, or none at all: a program with two optimizers
+may clip the gradients of one.
 
 Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
@@ -78,7 +80,7 @@ class _Token(NamedTuple):
     """An event of the cycle: its names, its position and its owner. `properties` has one entry for each name.
 
     `effects` are the kinds of state that a call changed, `family` is its class or module; `parent` is the call around
-    it, or the call that made the change.
+    it, or the call that made the change. `optimizers` hold the parameters that a call touched.
     """
 
     seq: int
@@ -89,6 +91,7 @@ class _Token(NamedTuple):
     variables: Mapping[str, None] = _NONE
     effects: frozenset[str] = _NOTHING
     family: str = ""
+    optimizers: frozenset[str] = _NOTHING
 
 
 class _Cycle:
@@ -118,10 +121,12 @@ class _Cycle:
         self.variables: dict[str, None] = {}
 
     def note(self, token: _Token) -> None:
-        """Record an event. Calls of the same class count only on the same receiver; changes count only for this
-        optimizer."""
+        """Record an event. Calls of the same class count only on the same receiver; changes, and calls that touched
+        parameters, count only for the optimizer of these parameters."""
         other_family = token.family != self.family if token.call is not None else not self.of_optimizer
         if not other_family and token.owner != self.receiver:
+            return
+        if self.of_optimizer and token.optimizers and self.receiver not in token.optimizers:
             return
         for prop in token.properties:
             self.last[prop] = token.seq
@@ -281,11 +286,14 @@ def _timeline(window: Window) -> list[_Token]:
     """The calls that drive training and the changes of parameters and gradients, in order."""
     changes: dict[tuple[int, Property, str], list[list[int]]] = {}
     effects: dict[int, set[str]] = {}
+    optimizers: dict[int, set[str]] = {}
     for change, positions in window.change_groups:
         if change.kind != "parameter":
             continue
         if change.changed:
             effects.setdefault(change.call, set()).add(change.attribute)
+        if change.owner:
+            optimizers.setdefault(change.call, set()).add(change.owner)
         for prop in _state_tokens(change.attribute, change.before, change.after, change.changed):
             if prop is not ACCUMULATES or _in_backward(change, window):
                 changes.setdefault((change.call, prop, change.owner), []).append(positions)
@@ -299,6 +307,7 @@ def _timeline(window: Window) -> list[_Token]:
             _NONE,
             frozenset(effects[call.seq]) if call.seq in effects else _NOTHING,
             family(call.levels[-1]),
+            frozenset(optimizers[call.seq]) if call.seq in optimizers else _NOTHING,
         )
         for (kind, _), calls in window.calls_like.items()
         if kind in _DRIVING
