@@ -87,8 +87,8 @@ def row_of(case: Case, seen: Mapping[str, Watched], recorded_in: Mapping[str, Pa
         "live": asdict(judge(case, buggy, book, violated(clean))),
         "offline": asdict(judge(case, recorded, book, violated(recorded_clean))),
         "unlike_its_recording": differing_findings(buggy, check_folder(seen[BUGGY].folder, book).report),
-        "not_told_live": sorted(finding_texts(recorded) - finding_texts(buggy)),
-        "ranks_told": list(leading.ranks) if leading else [],
+        "not_reported_live": sorted(finding_texts(recorded) - finding_texts(buggy)),
+        "ranks_named": list(leading.ranks) if leading else [],
         "ranks_lacking": sorted(set(case.at_fault or range(case.ranks)) - set(leading.ranks)) if leading else [],
         "things_lacking": [
             list(group) for group in missing_groups(case.concerns, things_of(leading) if leading else "")

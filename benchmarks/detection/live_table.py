@@ -23,8 +23,8 @@ of a check of a full recording. `at_fault` and `concerns` in `case.toml` define 
 GOALS: dict[str, Callable[[Row], bool]] = {
     "in the same step": lambda row: bool(row["live"]["same_step"]),
     "before the end": lambda row: (row["before_the_end"] or 0) > 0,
-    "as offline": lambda row: not (row["unlike_its_recording"] or row["not_told_live"]),
-    "ranks named": lambda row: bool(row["ranks_told"]) and not row["ranks_lacking"],
+    "as offline": lambda row: not (row["unlike_its_recording"] or row["not_reported_live"]),
+    "ranks named": lambda row: bool(row["ranks_named"]) and not row["ranks_lacking"],
     "parameter or call named": lambda row: bool(row["live"]["leading"]) and not row["things_lacking"],
     "cause named": lambda row: bool(row["live"]["diagnosed"]),
     "clean run silent": lambda row: not row["clean"],
@@ -63,7 +63,7 @@ def _cases(rows: list[Row]) -> Iterator[str]:
                 "-" if row["before_the_end"] is None else f"{row['before_the_end']:.1f} s", "before the end" in short
             ),
             _marked("no", True) if "as offline" in short else "yes",
-            _marked(", ".join(map(str, row["ranks_told"])) or "none", "ranks named" in short),
+            _marked(", ".join(map(str, row["ranks_named"])) or "none", "ranks named" in short),
             _marked(_subject_of(leading) if leading else "none", "parameter or call named" in short),
             _marked("not named", True) if "cause named" in short else "named",
             "silent" if not row["clean"] else _marked(f"{len(row['clean'])} findings", True),

@@ -53,9 +53,9 @@ def test_exchange_and_files_find_the_same_batches_on_both_ranks(home: Path) -> N
 @pytest.mark.slow
 def test_a_finding_of_the_first_rank_stops_all_of_them(home: Path) -> None:
     text = PROGRAM.replace(*WITHOUT_DDP).replace(*SLOWLY)
-    stopped = run(home, "told-stopped", text, *EXCHANGE, "--on-violation", "stop", expect=3, launcher=TORCHRUN)
+    stopped = run(home, "exchange-stopped", text, *EXCHANGE, "--on-violation", "stop", expect=3, launcher=TORCHRUN)
     assert 1 <= stopped["counts"]["steps"] < 24
-    assert json.loads((home / "told-stopped" / "run.json").read_text())["stopped_by_us"] is True
+    assert json.loads((home / "exchange-stopped" / "run.json").read_text())["stopped_by_us"] is True
 
 
 @pytest.mark.slow
@@ -89,15 +89,15 @@ def test_hosts_with_run_folders_of_their_own_need_no_setting(home: Path) -> None
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_job_as_without_an_exchange(home: Path) -> None:
     (home / "train.py").write_text(PROGRAM.replace(*SLOWLY))
-    ours = [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "-o", "told-killed", *EXCHANGE, "--"]
+    ours = [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "-o", "exchange-killed", *EXCHANGE, "--"]
     running = subprocess.Popen([*ours, *TORCHRUN, "train.py", "7"], cwd=home, stderr=subprocess.PIPE, text=True)
     try:
-        os.kill(process_of_rank(home / "told-killed", 1), signal.SIGKILL)
+        os.kill(process_of_rank(home / "exchange-killed", 1), signal.SIGKILL)
         _, stderr = running.communicate(timeout=120)
     finally:
         running.kill()
     assert running.returncode == 1, stderr
-    report = json.loads((home / "told-killed" / "report.json").read_text())
+    report = json.loads((home / "exchange-killed" / "report.json").read_text())
     assert report["verdict"] == "clean"
     assert any("killed" in reason or "compared up to step" in reason for reason in report["not_observed"])
 
@@ -131,9 +131,9 @@ def test_training_is_clean_and_bit_identical_with_an_exchange(home: Path) -> Non
     done = subprocess.run([*rank_starter(home), "train.py", "7"], cwd=home, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     plain = hashes()
-    report = run(home, "identical-told", text, *EXCHANGE)
+    report = run(home, "identical-exchange", text, *EXCHANGE)
     assert hashes() == plain
     assert report["verdict"] == "clean" and not report["not_observed"] and report["counts"]["steps"] == 24
-    assert list((home / "identical-told").glob("ranks-*.json"))
-    sent = [note.sent for note in RunFolder.open(home / "identical-told").notes() if note.rank == 1]
+    assert list((home / "identical-exchange").glob("ranks-*.json"))
+    sent = [note.sent for note in RunFolder.open(home / "identical-exchange").notes() if note.rank == 1]
     assert any(counts.get("messages", 0) > 24 for counts in sent), "the ranks exchanged messages"

@@ -81,8 +81,8 @@ def row(**changed: Any) -> dict[str, Any]:
         "first_bad_step": 4,
         "live": {"same_step": True, "diagnosed": True, "late": 0, "leading": leading},
         "unlike_its_recording": [],
-        "not_told_live": [],
-        "ranks_told": [0],
+        "not_reported_live": [],
+        "ranks_named": [0],
         "ranks_lacking": [],
         "things_lacking": [],
         "clean": [],
@@ -104,8 +104,8 @@ def test_a_good_case_has_no_shortfall() -> None:
         ({"before_the_end": -0.2}, "before the end"),
         ({"before_the_end": None}, "before the end"),
         ({"unlike_its_recording": ["x"]}, "as offline"),
-        ({"not_told_live": ["x"]}, "as offline"),
-        ({"ranks_told": []}, "ranks named"),
+        ({"not_reported_live": ["x"]}, "as offline"),
+        ({"ranks_named": []}, "ranks named"),
         ({"ranks_lacking": [1]}, "ranks named"),
         ({"things_lacking": [["a"]]}, "parameter or call named"),
         ({"clean": ["An alarm"]}, "clean run silent"),
@@ -117,7 +117,7 @@ def test_shortfalls_are_reported(changed: dict[str, Any], short: str) -> None:
 
 
 def test_a_miss_is_reported() -> None:
-    missed = row(live={"same_step": False, "diagnosed": False, "late": None, "leading": None}, ranks_told=[])
+    missed = row(live={"same_step": False, "diagnosed": False, "late": None, "leading": None}, ranks_named=[])
     assert detected_in(missed) == "missed" and len(shortfalls(missed)) == 4 < len(GOALS)
     assert "| **missed** |" in text({"rows": [missed]})
 
