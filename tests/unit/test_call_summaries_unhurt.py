@@ -110,8 +110,9 @@ def test_inside_transforms_no_value_is_read_and_results_are_unchanged() -> None:
     assert seen.faults == []
 
 
-@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:FutureWarning")  # since torch 2.14
+@pytest.mark.filterwarnings(
+    "error", "ignore::DeprecationWarning", "ignore:.torch.jit.trace(_method)?. is deprecated:FutureWarning"
+)  # the last one since torch 2.14
 def test_a_traced_graph_is_the_same() -> None:
     def graph() -> str:
         model = nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))
