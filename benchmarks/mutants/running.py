@@ -72,10 +72,10 @@ class ProgramResult:
     parts: Mapping[str, str]
     problem: str
     seconds: float
-    untrained: bool = False
     errors: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notices: Mapping[str, int] = field(default_factory=dict)
     mutants: Sequence[MutantResult] = ()
+    untrained: bool = False
 
     def as_data(self) -> dict[str, Any]:
         """As JSON has it."""
