@@ -48,7 +48,8 @@ class _CellFailed(Exception):
 def _run(shell: Any, cell: str) -> None:
     """Run the cell under its displayed number and line numbers."""
     number = shell.execution_count
-    shell.execution_count = max(number - 1, 1)  # IPython would count the cell twice
+    # From IPython 9 on, the count is that of the next cell while a cell runs. The inputs are numbered from 1 in each.
+    shell.execution_count = max(len(shell.user_ns["In"]) - 1, 1)
     try:
         result = shell.run_cell(f"# %%traincheck\n{cell}")
     finally:
