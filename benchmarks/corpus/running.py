@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.corpus.skeleton import skeleton_of
 from benchmarks.corpus.writing import write
 from benchmarks.detection import warm
-from benchmarks.detection.recordings import Program, digest_of_traincheck
+from benchmarks.detection.recordings import Program, digest_of_recording
 from traincheck.inference.learn import tally_folder
 from traincheck.inference.tally_files import write_tallies
 
@@ -123,7 +123,7 @@ def learn_from(program: CorpusProgram, folder: Path) -> Learned:
     """
     name = program.program.name
     tally, note = folder / f"{name}.tally", folder / f"{name}.made-of"
-    made_of = hashlib.sha256(f"{program.text}\n{digest_of_traincheck()}".encode()).hexdigest()
+    made_of = hashlib.sha256(f"{program.text}\n{digest_of_recording()}".encode()).hexdigest()
     if note.exists() and note.read_text().split()[0] == made_of and tally.exists():
         _, skeleton, seconds = note.read_text().split()
         return Learned(name, "", tally, skeleton, float(seconds))

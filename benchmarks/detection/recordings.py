@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +104,7 @@ def record(program: Program, folder: Path, *, reuse: bool, cold: bool = False) -
     ProgramFailed.
     """
     note = folder.with_name(folder.name + ".made-of")
-    made_of = [program.digest, digest_of_traincheck()]
+    made_of = [program.digest, digest_of_recording()]
     if note.exists() and (folder / "run.json").exists():
         note_fields = note.read_text().split()
         if note_fields[:2] == made_of or (reuse and note_fields[:1] == made_of[:1]):
@@ -135,9 +135,33 @@ def _by_command_line(program: Program, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+AFTER_RECORDING = frozenset(
+    ("checking", "cli", "demo", "diagnoses", "integrations", "invariants", "packs", "reporting", "sdc", "testing")
+)
+"""The packages that change neither what is recorded nor how it is counted."""
+
+COUNTING = frozenset(("contexts.py", "tally.py", "tally_files.py", "tally_runs.py"))
+"""The modules of `inference` that count; the others judge what was counted."""
+
+
 @functools.cache
 def digest_of_traincheck() -> str:
+    """A digest of all of TrainCheck."""
+    return _digest_of(SRC.rglob("*.py"))
+
+
+@functools.cache
+def digest_of_recording() -> str:
+    """A digest of the part of TrainCheck that records and counts; recordings and tallies depend on nothing else."""
+    return _digest_of(file for file in SRC.rglob("*.py") if _is_of_recording(file.relative_to(SRC).parts))
+
+
+def _is_of_recording(parts: tuple[str, ...]) -> bool:
+    return parts[0] not in AFTER_RECORDING and (parts[0] != "inference" or parts[-1] in COUNTING)
+
+
+def _digest_of(files: Iterable[Path]) -> str:
     hasher = hashlib.sha256()
-    for file in sorted(SRC.rglob("*.py")):
+    for file in sorted(files):
         hasher.update(file.read_bytes())
     return hasher.hexdigest()
