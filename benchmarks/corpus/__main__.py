@@ -47,7 +47,7 @@ def check(pool: ProcessPoolExecutor, programs: list[CorpusProgram], folder: Path
     seconds, bad = [], 0
     for program, run in results(pool, run_plain, [(entry.program,) for entry in programs], programs, "running"):
         seconds.append(run.seconds)
-        problem = run.trained
+        problem = run.problem
         if problem:
             bad += 1
             print(f"{program.program.script}: {problem}", flush=True)

@@ -70,7 +70,7 @@ class PlainRun:
     output: str
 
     @property
-    def trained(self) -> str:
+    def problem(self) -> str:
         """Why the run is no sound training, "" where it is: it ends well, and its loss falls or its score rises."""
         if self.code:
             return f"exit code {self.code}: {self.output.strip().splitlines()[-1:] or ''}"
@@ -131,7 +131,7 @@ def learn_from(program: CorpusProgram, folder: Path) -> Learned:
     run = folder / f"{name}.run"
     code, output = record(program.program, run)
     try:
-        problem = PlainRun(code, 0.0, output).trained
+        problem = PlainRun(code, 0.0, output).problem
         if problem:
             return Learned(name, problem, tally, "", 0.0)
         counted = tally_folder(run)

@@ -102,7 +102,7 @@ def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], o
         effects, output = _effects(program, work / "clean")
         if effects is None:
             raise ProgramFailed(program.script, output)
-        problem = PlainRun(0, 0.0, output).trained
+        problem = PlainRun(0, 0.0, output).problem
         if problem:
             return ProgramResult(program.name, clean.parts, problem, time.perf_counter() - began, untrained=True)
         books = _books(clean, options, work)

@@ -114,12 +114,18 @@ def test_runs_that_are_not_proven_good_are_refused(project: Path, capsys: pytest
     assert main(["check", str(piling), "--packs", "none"]) == 0  # what is accepted is no error any more
 
 
-def test_a_rule_of_packs_that_an_accepted_run_breaks_is_skipped_for_its_program(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def packs_of_others(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs from three other programs, in use."""
     others = [write_run(project / "runs" / name, f"{name}.py", training(14)) for name in ("one", "two", "three")]
     assert main(["packs", "build", *map(str, others), "-o", str(project / "packs")]) == 0
     monkeypatch.setenv("TRAINCHECK_PACKS", str(project / "packs"))
+
+
+@pytest.mark.usefixtures("packs_of_others")
+def test_a_rule_of_packs_that_an_accepted_run_breaks_is_skipped_for_its_program(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     piling, again = odd(project / "odd"), odd(project / "again")
     for run in (piling, again):
         assert main(["check", str(run)]) == 3
@@ -137,12 +143,8 @@ def test_a_rule_of_packs_that_an_accepted_run_breaks_is_skipped_for_its_program(
     assert main(["check", str(again)]) == 0
 
 
-def test_a_rule_of_the_library_that_is_muted_now_is_listed(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = [write_run(project / "runs" / name, f"{name}.py", training(14)) for name in ("one", "two", "three")]
-    assert main(["packs", "build", *map(str, others), "-o", str(project / "packs")]) == 0
-    monkeypatch.setenv("TRAINCHECK_PACKS", str(project / "packs"))
+@pytest.mark.usefixtures("packs_of_others")
+def test_a_rule_of_the_library_that_is_muted_now_is_listed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accept", *runs(project, "abc")]) == 0  # the library learns the same rules
     capsys.readouterr()
     assert main(["accept", str(odd(project / "odd")), "--anyway"]) == 0

@@ -68,4 +68,4 @@ def test_empty_statements_leave_no_line() -> None:
     ],
 )
 def test_a_sound_run_learns_something(output: str, code_: int, trained: bool) -> None:
-    assert (PlainRun(code_, 1.0, output).trained == "") is trained
+    assert (PlainRun(code_, 1.0, output).problem == "") is trained

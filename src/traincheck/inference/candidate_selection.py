@@ -31,7 +31,8 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     """Judge every candidate in the tallies, one for each run."""
     relations = plugins.load("traincheck.relations")
     journal = Journal()
-    classes = Classes(tallies)
+    levels = {hierarchy for tally in tallies for hierarchy in tally.levels}
+    classes = Classes(tallies, levels)
     kept: list[Invariant] = []
     seen: dict[str, frozenset[Facts]] = {}
     for key, prop in candidates(tallies):
@@ -45,7 +46,6 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
         rules = list(candidate.settings() if relation.is_setting(prop) else candidate.rules(classes))
         seen.update((rule.id, candidate.bearing_out(rule)) for rule in rules)
         kept.extend(rules)
-    levels = set().union(*(tally.levels for tally in tallies)) if tallies else set()
     remaining, implied = suppress(kept, levels, relations, seen)
     for implication in implied:
         journal.add(_entry(implication.rule, DROPPED, f"implied by {implication.by.id}: {implication.reason}"))

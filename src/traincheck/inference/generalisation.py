@@ -77,9 +77,9 @@ class Generalisation:
 class Classes:
     """Whether a rule holds of a class by chance, see Note [Classes by chance]."""
 
-    def __init__(self, tallies: Sequence[Tally]) -> None:
+    def __init__(self, tallies: Sequence[Tally], levels: Iterable[tuple[str, ...]]) -> None:
         self._tallies = tallies
-        self._general = more_general({level for tally in tallies for level in tally.levels})
+        self._general = more_general(levels)
         self._subclasses: dict[str, set[str]] = {}
         for api, names in self._general.items():
             for name in names:

@@ -167,8 +167,7 @@ class APISequence:
         if window.index != self._next_index:
             self._cycles.clear()
         self._next_index = window.index + 1
-        running: list[Call] = []
-        """The calls that end cycles and may still hold others, outermost first."""
+        running: list[Call] = []  # the calls that end cycles and may hold further events, outermost first
         for token in _timeline(window):
             while running and not _is_inside(token, running[-1], window):
                 yield from self._judge(running.pop(), window)
@@ -315,10 +314,10 @@ def _timeline(window: Window) -> list[_Token]:
         if (value_of(call.context, "parametric") is True if kind == MODULE else _drives(call, window))
     ]
     timeline.sort(key=_SEQ)
-    for (seq, prop, owner), groups in changes.items():
+    for (call_seq, prop, owner), groups in changes.items():
         group = groups[0] if len(groups) == 1 else sorted(chain.from_iterable(groups))
         variables = dict.fromkeys(window.variables_at(group))
-        timeline.append(_Token(window.changes[group[0]].seq, (prop,), owner, None, seq, variables))
+        timeline.append(_Token(window.changes[group[0]].seq, (prop,), owner, None, call_seq, variables))
     timeline.sort(key=_SEQ)
     return timeline
 
