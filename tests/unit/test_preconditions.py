@@ -146,6 +146,17 @@ def test_planted_alternatives() -> None:
     assert learned(*evidence) == "a is 1 or b is 2"
 
 
+def test_an_alternative_keeps_what_its_evidence_does_not_vary() -> None:
+    """Where c is 2, b was 1 throughout; that it was not otherwise does not show that it may be."""
+    cases = itertools.product((1, 2, 3), (1, 2, 3), (1, 2), (0, 1))
+    evidence = [
+        (good if b == 1 and (a != 3 or c == 2) else bad)(run, a=a, b=b, c=c)
+        for a, b, c, run in cases
+        if b == 1 or c == 1
+    ]
+    assert learned(*evidence) == "a is not 3 and b is 1, or b is 1 and c is 2"
+
+
 def test_a_name_among_the_context_managers() -> None:
     managers = ("", "no_sync", "no_sync+sdpa_kernel", "sdpa_kernel")
     evidence = [(bad if "no_sync" in within else good)(within=within, x=x) for within in managers for x in (1, 2)]

@@ -12,7 +12,8 @@ alternative. An alternative has to be sound without the coverage of the others, 
 it will be applied to other programs.
 
 If several conditions cover the same, nothing shows which of them is the reason. The rule applies only where they agree:
-all of them enter.
+all of them enter. An alternative likewise keeps what the first conjunction demands and all of its own evidence meets:
+that it was never otherwise there does not show that it may be.
 """
 
 from __future__ import annotations
@@ -104,7 +105,15 @@ def _learn(evidence: frozenset[Evidence]) -> Precondition | Inseparable | Unprov
             break
         chosen = _needed([*chosen, best])
     chosen.sort(key=lambda choice: (*contexts.rank(choice.covered), order_of(choice.clauses)))
-    return Precondition(chosen[0].clauses, tuple(choice.clauses for choice in chosen[1:]))
+    first, *others = chosen
+    return Precondition(first.clauses, tuple(_with_shared(choice, first, contexts) for choice in others))
+
+
+def _with_shared(choice: _Choice, first: _Choice, contexts: Contexts) -> Conjunction:
+    """The clauses of an alternative, with those of `first` that are true wherever it is."""
+    covered = [context for bit, context in contexts.facts.items() if bit & choice.covered]
+    shared = [clause for clause in first.clauses if all(map(clause.true_in, covered))]
+    return tuple(_without_implied({*choice.clauses, *shared}))
 
 
 def _least_runs(contexts: Contexts) -> int:

@@ -158,6 +158,10 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+MAX_PROGRAMS = 8
+"""The programs of a rule or a pack that are listed by name. Some rest on hundreds."""
+
+
 def listed(items: Sequence[str], most: int) -> str:
     """Return the first `most` items and the number of further ones. A single further item is listed, too."""
     shown = len(items) if len(items) == most + 1 else most

@@ -132,6 +132,7 @@ def explain(path: Path, name: str, as_json: bool = False) -> int:
 def facts_of(rule: Invariant) -> list[tuple[str, str]]:
     """Label and text of each fact about the invariant."""
     from traincheck.inference.candidate_trace import arithmetic
+    from traincheck.reporting.phrases import MAX_PROGRAMS, listed
 
     support = rule.support
     experience = str(rule.experience)
@@ -147,7 +148,7 @@ def facts_of(rule: Invariant) -> list[tuple[str, str]]:
         ("scope", rule.scope),
         ("rests on", f"{evidence}{amount(support.runs, 'run')}, {amount(support.scripts, 'script')}"),
         ("confidence", f"{rule.confidence:.3f}: {arithmetic(rule)}"),
-        ("learned from", ", ".join(rule.origin)),
+        ("learned from", listed(rule.origin, MAX_PROGRAMS)),
         ("checked on", rule.program),
         ("observes", "; ".join(observed(rule))),
         ("muted", rule.mute),

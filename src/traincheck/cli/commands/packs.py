@@ -123,6 +123,7 @@ def show_command(name: flags.PackName, text: flags.Text = None, as_json: flags.A
     TrainCheck learned the rules from good runs of these programs.
     """
     from traincheck.cli.commands.show import print_rules
+    from traincheck.reporting.phrases import MAX_PROGRAMS, listed
 
     collections = _configured(options)
     for collection in collections:
@@ -131,7 +132,8 @@ def show_command(name: flags.PackName, text: flags.Text = None, as_json: flags.A
                 book = collection.book(pack)
                 if not as_json:
                     out(f"{pack.name}: {pack.about}" if pack.about else pack.name)
-                    out(f"learned from {', '.join(sorted({run.script for run in book.runs}))}")
+                    programs = sorted({run.script for run in book.runs})
+                    out(f"learned from {amount(len(programs), 'program')}: {listed(programs, MAX_PROGRAMS)}")
                 print_rules(book.invariants, text or "", as_json)
                 return
     names = ", ".join(pack.name for collection in collections for pack in collection.manifest.packs)
