@@ -28,6 +28,10 @@ KINDS = (
 """The kinds of silent errors, in the order of the tables."""
 
 
+COMPUTATION = ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision")
+"""Kinds of errors that change what the model computes. That it does is one of the names of each."""
+
+
 @dataclass(frozen=True)
 class Operator:
     """A mutation operator.
@@ -70,8 +74,9 @@ def operator(kind: str, *diagnoses: str) -> Callable[[EditFunction], EditFunctio
             raise ValueError(f"operator {name}: kind {kind!r} is not one of {', '.join(KINDS)}")
         if name in _registered:
             raise ValueError(f"two operators have the name {name}")
+        named = (*diagnoses, "computation-differs") if kind in COMPUTATION else diagnoses
         about = (function.__doc__ or "").strip().splitlines()[0]
-        _registered[name] = Operator(name, kind, about, diagnoses, function)
+        _registered[name] = Operator(name, kind, about, named, function)
         return function
 
     return register

@@ -43,6 +43,7 @@ SOURCES = {
     "optimizers": "traincheck.sources.optimizers.declaration:OPTIMIZERS",
     "modules": "traincheck.sources.modules.declaration:MODULES",
     "autograd": "traincheck.sources.gradients.declaration:AUTOGRAD",
+    "graph": "traincheck.sources.gradients.declaration:GRAPH",
     "lifecycle": "traincheck.sources.functions.declaration:LIFECYCLE",
     "loaders": "traincheck.sources.data.declaration:LOADERS",
     "compiled": "traincheck.sources.compile.declaration:COMPILED",

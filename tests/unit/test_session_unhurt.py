@@ -22,6 +22,7 @@ from torch import nn
 
 import traincheck
 from small_trainings import same, train
+from traincheck.background_threads import NAME
 from traincheck.checking.live import LiveChecker
 from traincheck.invariants.book import Book, write_book
 from traincheck.runtime import process_session as sessions
@@ -136,12 +137,13 @@ def test_internal_errors_do_not_hide_program_errors(tmp_path: Path, book: Path) 
 
 @pytest.fixture
 def settle() -> Callable[[], None]:
-    """Waits for the threads that the test started; earlier tests may have left some that stay."""
+    """Waits for the threads of TrainCheck that the test started; earlier tests may have left some that stay."""
     earlier = set(threading.enumerate())
 
     def wait() -> None:
         for thread in set(threading.enumerate()) - earlier:
-            thread.join(60)
+            if thread.name.startswith(NAME):
+                thread.join(60)
         gc.collect()
 
     return wait

@@ -9,6 +9,7 @@ from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import ElementSet, elements_of
 
 _MAX_CONTEXTS = 100_000
 """Cached contexts at most. The vocabulary of contexts is closed, so more of them are a sign of an error."""
@@ -43,6 +44,7 @@ class DeployedRules:
 
     def __init__(self) -> None:
         self._by_subject: dict[Subject, list[DeployedRule]] = {}
+        self._sets: dict[Subject, list[tuple[DeployedRule, ElementSet]]] = {}
         self._by_context: dict[tuple[Subject, Facts], RulesByProperty] = {}
         # Keyed by the id of a context, as in relations/base.py; the entry keeps the context alive.
         self._by_id: BoundedCache[tuple[Subject, int], tuple[RulesByProperty, Facts]] = BoundedCache()
@@ -50,7 +52,11 @@ class DeployedRules:
     def add(self, rule: Invariant, counts: RuleCounts) -> None:
         """Deploy a rule; its occasions are counted in `counts`."""
         rules = self._by_subject.setdefault(rule.subject, [])
-        rules.append(DeployedRule(len(rules), rule, counts))
+        deployed = DeployedRule(len(rules), rule, counts)
+        rules.append(deployed)
+        elements = elements_of(rule.property)
+        if elements is not None:
+            self._sets.setdefault(rule.subject, []).append((deployed, elements))
 
     @property
     def subjects(self) -> frozenset[Subject]:
@@ -67,7 +73,11 @@ class DeployedRules:
                 return ()
             entry = self._by_id.put(key, (self._applicable(subject, context), context))
         rules = entry[0]
-        judged: list[JudgedRule] = []
+        judged: list[JudgedRule] = [
+            (rule, elements.required <= held if failed is None else held <= elements.allowed)
+            for rule, elements in self._sets.get(subject, ())
+            if rule.invariant.applies(context)
+        ]
         if failed is None or len(rules) <= len(held) + len(failed):
             for prop, (if_failed, if_held) in rules.items():
                 if prop in held:
@@ -91,7 +101,7 @@ class DeployedRules:
                 self._by_context.clear()
             rules = self._by_context[key] = {}
             for rule in self._by_subject[subject]:
-                if rule.invariant.applies(context):
+                if rule.invariant.applies(context) and elements_of(rule.invariant.property) is None:
                     results = rules.setdefault(rule.invariant.property, ([], []))
                     for held in (False, True):
                         results[held].append((rule, held))

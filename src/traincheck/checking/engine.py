@@ -8,7 +8,13 @@ from typing import Any
 
 from traincheck import plugins
 from traincheck.checking.deployed_rules import DeployedRule, DeployedRules, RuleCounts
-from traincheck.checking.evidence import arguments_and_result, parameter_states, parameters_around, unclipped_gradients
+from traincheck.checking.evidence import (
+    arguments_and_result,
+    differing_elements,
+    parameter_states,
+    parameters_around,
+    unclipped_gradients,
+)
 from traincheck.checking.memory_limit import MemoryLimit
 from traincheck.checking.suspended_rules import SuspendedRules
 from traincheck.relations.base import compares_ranks, needed
@@ -18,7 +24,7 @@ from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion
-from traincheck.vocab.properties import Evidence, traits_of
+from traincheck.vocab.properties import Evidence, elements_of, traits_of
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 MAX_VIOLATIONS = 200
@@ -131,7 +137,11 @@ class Engine:
         return violations
 
     def _alternatives(self, rule: Invariant, occasions: Sequence[Occasion]) -> tuple[str, ...]:
-        """Similar properties with another value that held instead, in the words of the relation."""
+        """Similar properties with another value that held instead, in the words of the relation. For a rule about a
+        set: the elements that are new or missing."""
+        known = elements_of(rule.property)
+        if known is not None:
+            return differing_elements(known, occasions)
         similar = {
             prop
             for occasion in occasions
@@ -164,6 +174,8 @@ class Engine:
 
 def _evidence(rule: Invariant, call: Call, window: Window, only: Iterable[str]) -> tuple[str, ...]:
     """Evidence from the call; `only` limits it to these parameters."""
+    if elements_of(rule.property) is not None:
+        return ()  # how the elements differ says everything
     shown = traits_of(rule.property).evidence
     if shown is Evidence.CLIPPING:
         return unclipped_gradients(call)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import difflib
+import re
+from collections.abc import Collection, Sequence
 
 from traincheck.vocab.events import RESULT, Call, Change, Window
 from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion
+from traincheck.vocab.properties import ElementSet
 
 MAX_LINES = 3
 MAX_NAMES = 3
+
+_WORD = re.compile(r"\W")
 
 _HELD = {"this": "held by this optimizer", "other": "held by another optimizer", "none": "held by no optimizer"}
 
@@ -53,6 +59,34 @@ def unclipped_gradients(call: Call) -> tuple[str, ...]:
     """The gradients that a clipping function left unchanged while it scaled others."""
     left_out = value_of(call.result, "left_out")
     return (f"it left unchanged: {left_out}",) if left_out else ()
+
+
+def differing_elements(known: ElementSet, occasions: Sequence[Occasion]) -> tuple[str, ...]:
+    """What the occasions have and no good run had, each with what it resembles most; then what they lack."""
+    present = {prop.detail for occasion in occasions for prop in occasion.held}
+    allowed = {prop.detail for prop in known.allowed}
+    lacking = [occasion for occasion in occasions if occasion.failed is None]
+    missing = {prop.detail for occasion in lacking for prop in known.required - occasion.held}
+    lines = []
+    for new in sorted(present - allowed):
+        similar = _most_similar(new, sorted(missing)) or _most_similar(new, sorted(allowed - present))
+        similar = similar or _most_similar(new, sorted(allowed))
+        lines.append(f"here {new}; in good runs {similar or 'nothing like it'}")
+        missing.discard(similar)
+    lines += [f"not here: {line}" for line in sorted(missing)]
+    return tuple(lines[:MAX_LINES])
+
+
+def _most_similar(new: str, lines: Sequence[str]) -> str:
+    """The line of the same operation, or with the same inputs, that resembles `new` most; empty if there is none."""
+    operation, inputs = _first_word(new), new.partition(" <- ")[2]
+    alike = [line for line in lines if _first_word(line) == operation]
+    alike = alike or [line for line in lines if inputs and line.partition(" <- ")[2] == inputs]
+    return next(iter(difflib.get_close_matches(new, alike, 1, cutoff=0.0)), "")
+
+
+def _first_word(line: str) -> str:
+    return _WORD.split(line, maxsplit=1)[0]
 
 
 def _state(change: Change) -> tuple[str, ...]:

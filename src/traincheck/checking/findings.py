@@ -18,7 +18,7 @@ from traincheck.diagnoses.diagnosis import Diagnosis
 from traincheck.relations.base import short
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant
-from traincheck.vocab.properties import CHANGES, DOES_NOT_CHANGE, IS_CLEARED, PAST_TENSE, THEN, traits_of
+from traincheck.vocab.properties import CHANGES, DOES_NOT_CHANGE, IS_CLEARED, PAST_TENSE, THEN, elements_of, traits_of
 from traincheck.vocab.ranks import named_ranks
 
 ECHO_STEPS = 1
@@ -173,6 +173,8 @@ def _opposite(violation: Violation) -> str:
         return f"{scope}, the {attribute} {opposite.get(prop.detail, 'did not')}"
     if prop.detail.startswith(THEN):
         return f"{scope}, {short(prop.detail.removeprefix(THEN))} came before {short(prop.object)}"
+    if elements_of(prop) is not None:
+        return "differs from good runs"
     if traits_of(prop).expects_call:
         with_argument = f" with {prop.detail}" if prop.detail else ""
         return f"{scope}, {short(prop.object)} was not called{with_argument}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from traincheck import plugins
@@ -19,9 +22,10 @@ from traincheck.inference.tally import Key, Tally, candidates
 from traincheck.invariants.book import Book, LearnedRun
 from traincheck.relations.base import UNKNOWN
 from traincheck.vocab.facts import Facts
-from traincheck.vocab.invariant import ERROR, NOTICE, PIPELINE, Invariant, Precondition, Support
+from traincheck.vocab.invariant import ERROR, PIPELINE, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property
 from traincheck.vocab.program import ProgramIdentity, main_of_name
+from traincheck.vocab.properties import ElementSet, set_of, traits_of
 
 MIN_RUNS_OF_A_SETTING = 2
 """A setting from a single run may be meant to vary from run to run, as a seed is."""
@@ -35,10 +39,14 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     classes = Classes(tallies, levels)
     kept: list[Invariant] = []
     seen: dict[str, frozenset[Facts]] = {}
+    sets: set[Key] = set()
     for key, prop in candidates(tallies):
         relation = relations.get(key[0])
         if relation is None:
             continue  # counted where another relation was installed; it cannot be described or checked here
+        if traits_of(prop).element_of:
+            sets.add(key)
+            continue
         try:
             candidate = _Candidate(key, prop, relation, tallies, journal)
         except UNKNOWN:
@@ -46,6 +54,9 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
         rules = list(candidate.settings() if relation.is_setting(prop) else candidate.rules(classes))
         seen.update((rule.id, candidate.bearing_out(rule)) for rule in rules)
         kept.extend(rules)
+    for key in sorted(sets):
+        with contextlib.suppress(*UNKNOWN):
+            kept.extend(_element_sets(key, relations[key[0]], tallies, journal))
     remaining, implied = suppress(kept, levels, relations, seen)
     for implication in implied:
         journal.add(_entry(implication.rule, DROPPED, f"implied by {implication.by.id}: {implication.reason}"))
@@ -138,14 +149,15 @@ class _Candidate:
             if support.runs < MIN_RUNS_OF_A_SETTING:
                 self._drop(f"seen in one run of {script} only: it may be meant to vary")
                 continue
+            certainty = round(of_support(support, pipeline=True), 4)
             yield Invariant(
                 relation=self.relation,
                 subject=self.subject,
                 property=self.prop,
                 precondition=Precondition(),
                 support=support,
-                confidence=round(of_support(support, pipeline=True), 4),
-                severity=NOTICE,
+                confidence=certainty,
+                severity=severity(certainty, habit=self.habit),
                 scope=PIPELINE,
                 sentence=self.sentence,
                 origin=(script,),
@@ -176,6 +188,59 @@ class _Candidate:
         held, failed = sum(row.held for row in self.evidence), sum(row.failed for row in self.evidence)
         runs, steps = len({row.run for row in self.evidence}), _steps(self.evidence)
         self.journal.add(Entry(self.relation, self.sentence, condition, DROPPED, reason, runs, steps, held, failed))
+
+
+def _element_sets(key: Key, relation: Any, tallies: Sequence[Tally], journal: Journal) -> Iterator[Invariant]:
+    """A rule for each program: it has no elements but those that its runs had, and those that they always had.
+
+    A new run may always show something new. So the runs have to have shown everything: leave one out, and the others
+    know all that it had.
+    """
+    relation_name, subject = key
+    by_script: dict[str, dict[int, set[Property]]] = {}
+    required: dict[str, set[Property]] = {}
+    occasions: dict[str, int] = {}
+    for run, tally in enumerate(tallies):
+        cells = tally.cells.get(key)
+        if cells:
+            counts = [(prop, count, cell) for cell in cells.values() for prop, count in cell.properties.items()]
+            by_script.setdefault(tally.script, {})[run] = {prop for prop, count, _ in counts if count.held}
+            always = {prop for prop, count, cell in counts if count.closed == cell.closed}
+            required[tally.script] = required.get(tally.script, always) & always
+            occasions[tally.script] = occasions.get(tally.script, 0) + sum(cell.closed for cell in cells.values())
+    for script, runs in sorted(by_script.items()):
+        known = frozenset().union(*runs.values())
+        prop = set_of(ElementSet(known, frozenset(required[script])))
+        sentence = relation.describe(subject, prop)
+        new, most = _shown_by_one(runs.values()), traits_of(min(known)).most_elements
+        reason = (
+            f"{len(new)} of {len(known)} were seen in one run of {script} only: another may show more" if new else ""
+        )
+        if most and len(known) > most:
+            reason = f"it had {len(known)} values in {script}: they follow the progress of a run"
+        if reason:
+            journal.add(Entry(relation_name, sentence, "always", DROPPED, reason, len(runs), 0, occasions[script], 0))
+            continue
+        certainty = round(of_support(Support(0, 0, len(runs), 1), pipeline=True), 4)
+        yield Invariant(
+            relation=relation_name,
+            subject=subject,
+            property=prop,
+            precondition=Precondition(),
+            support=Support(occasions[script], max(tallies[run].steps for run in runs), len(runs), 1),
+            confidence=certainty,
+            severity=severity(certainty),
+            scope=PIPELINE,
+            sentence=sentence,
+            origin=(script,),
+            program=script,
+        )
+
+
+def _shown_by_one(runs: Iterable[set[Property]]) -> set[Property]:
+    """What only one of the runs had."""
+    times = Counter(chain.from_iterable(runs))
+    return {prop for prop, count in times.items() if count == 1}
 
 
 def _steps(selected: Sequence[Evidence]) -> int:

@@ -41,8 +41,8 @@ class Relation(Protocol):
     @staticmethod
     def is_setting(prop: Property) -> bool:
         """Whether the property records how a program is configured, such as a fixed learning rate. It says nothing
-        about other programs. In the same program, a violation means that somebody changed the setting, which is a
-        notice."""
+        about other programs. In the same program, a violation means that the setting was changed: a notice if people
+        tune it (`is_optional_practice`), otherwise an error."""
 
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:

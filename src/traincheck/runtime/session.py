@@ -90,9 +90,10 @@ class Session:
         rules = deployable(book.invariants, self.settings.script)
         demand = demand_of(rules) if self.settings.mode == "run" else EVERYTHING
         if self.settings.records_settings:
+            from traincheck.relations.consistent.computation import DESCRIPTIONS
             from traincheck.relations.consistent.configuration import SETTINGS
 
-            demand |= SETTINGS
+            demand |= SETTINGS | DESCRIPTIONS
         published_bytes = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._publisher: RankPublisher | None = None
         recording_bytes = self.settings.keep_recording - published_bytes

@@ -21,6 +21,7 @@ from traincheck.sources.gradients.autograd import AutogradSource
 from traincheck.sources.gradients.clipping import ClippingSource
 from traincheck.sources.gradients.custom_clipping import CustomClipping
 from traincheck.sources.gradients.gradients import Gradients
+from traincheck.sources.gradients.graphs import GraphSource
 from traincheck.sources.modules.buffers import BufferSource
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.module_state import ModuleStateSource
@@ -79,6 +80,7 @@ def build_all(
     """
     catalog, calls = VariableCatalog(), ModuleCalls()
     gradients = Gradients(catalog, recorder)
+    graphs = GraphSource(calls, catalog)
     summaries, call_context = CallSummaries(catalog, recorder), CallContext()
     sources: list[Source] = [
         ContextManagerSource(call_context),
@@ -86,7 +88,8 @@ def build_all(
         ModuleSource(calls, catalog, gradients, summaries, call_context),
         ModuleStateSource(calls, catalog),
         BufferSource(calls, catalog),
-        AutogradSource(gradients, summaries, call_context, may_step),
+        AutogradSource(gradients, summaries, call_context, graphs, may_step),
+        graphs,
         LifecycleSource(catalog, gradients),
         ClippingSource(gradients),
         CheckpointSource(catalog),

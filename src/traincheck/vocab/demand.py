@@ -37,6 +37,9 @@ SOME_STATE: Final = "optimizer_state.some"
 COMPUTATION: Final = "computation"
 """The kind of readings about steps that are executed again, see replayed_computations.py."""
 
+GRAPH, GRAPH_OPERATIONS, GRAPH_NUMBERS = "graph", "operations", "numbers"
+"""The kind and the attributes of readings that describe the graph of a backward, see sources/gradients/graphs.py."""
+
 ALL: Final = "*"
 """In `readings`: every attribute of a kind."""
 

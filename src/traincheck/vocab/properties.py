@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from traincheck.vocab.occasion import Property
 
@@ -22,6 +23,8 @@ RETURNS, RETURNS_DTYPE, RETURNS_SIZE = "returns", "returns dtype", "returns size
 RETURNS_LENGTH, RETURNS_WIDTH, RETURNS_MORE = "returns length", "returns width", "returns more"
 GIVES_BACK, LEAVES_ARGUMENT, LEAVES_NORM = "gives back", "leaves argument", "leaves norm"
 
+HAS, HAS_ONLY = "has", "has only"
+USES_NUMBER, USES_ONLY_NUMBERS = "uses number", "uses only numbers"
 IS, STAYS, KEEPS, RESTORES, TAKES_OVER = "is", "stays", "keeps", "restores", "takes over"
 SAVED_EQUALS_LIVE, LIVE_EQUALS_LOADED = "saved equals live", "live equals loaded"
 IS_SAVED, IS_LOADED, TAKES_SOMETHING = "is saved", "is loaded", "takes something"
@@ -68,12 +71,17 @@ class VerbTraits:
 
     `expects_call`: a violation means that nobody made the call in `object`. `expects_difference`: the compared values
     are meant to differ, so a violation means that they are the same. `evidence`: what a report shows of the call.
+    `element_of`: the detail is one element of a set. Inference learns the set of a program, as a rule with this verb.
+    The rule fails on an occasion with another element. In a closed world, it fails without one that every occasion had.
+    A set with more than `most_elements` (unless that is 0) makes no rule, because its values follow the progress.
     """
 
     meaning: str
     expects_call: bool = False
     expects_difference: bool = False
     evidence: Evidence = Evidence.NONE
+    element_of: str = ""
+    most_elements: int = 0
 
 
 VERBS: dict[str, VerbTraits] = {
@@ -100,6 +108,10 @@ VERBS: dict[str, VerbTraits] = {
     LEAVES_NORM: VerbTraits(
         "clipping bounds the norm and scales all gradients by one factor", evidence=Evidence.CLIPPING
     ),
+    HAS: VerbTraits("a module has this operation", element_of=HAS_ONLY),
+    HAS_ONLY: VerbTraits("a module has no operations but these"),
+    USES_NUMBER: VerbTraits("an operation has this number in the code", element_of=USES_ONLY_NUMBERS, most_elements=4),
+    USES_ONLY_NUMBERS: VerbTraits("an operation has no numbers in the code but these"),
     IS: VerbTraits("a setting of the program has this value"),
     STAYS: VerbTraits("a value is the same at the next update"),
     KEEPS: VerbTraits("a parameter group has all entries that it had"),
@@ -144,3 +156,34 @@ def traits_of(prop: Property) -> VerbTraits:
 def expects_difference(prop: Property) -> bool:
     """Whether a violation means that values are the same although they should differ."""
     return traits_of(prop).expects_difference or prop.detail == DISTINCT
+
+
+_ELEMENT_VERBS = {traits.element_of: verb for verb, traits in VERBS.items() if traits.element_of}
+
+_SOMETIMES = "? "
+"""Start of an element that not every occasion had."""
+
+
+class ElementSet(NamedTuple):
+    """The elements that a rule about a set allows, and those that it requires."""
+
+    allowed: frozenset[Property]
+    required: frozenset[Property]
+
+
+def elements_of(prop: Property) -> ElementSet | None:
+    """The elements of a rule about a set; None for any other property."""
+    verb = _ELEMENT_VERBS.get(prop.verb)
+    if verb is None:
+        return None
+    lines = prop.detail.split("\n")
+    allowed = frozenset(Property(verb, prop.object, line.removeprefix(_SOMETIMES)) for line in lines)
+    required = frozenset(Property(verb, prop.object, line) for line in lines if not line.startswith(_SOMETIMES))
+    return ElementSet(allowed, required)
+
+
+def set_of(elements: ElementSet) -> Property:
+    """The property of a rule about these elements, which are of one verb and object."""
+    several = sorted(elements.allowed)
+    lines = [prop.detail if prop in elements.required else _SOMETIMES + prop.detail for prop in several]
+    return Property(traits_of(several[0]).element_of, several[0].object, "\n".join(lines))

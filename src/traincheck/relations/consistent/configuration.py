@@ -1,8 +1,9 @@
 """Record the settings of a program: learning rate, batch size, optimizer, model, precision and number of ranks.
 
 No setting is right or wrong. TrainCheck keeps them for each program, so that a check of a changed run reports the
-changes. Groups of an optimizer, models and loaders are numbered in their order of appearance: their names contain the
-class, which is one of the things that may change.
+changes: as notices where people tune them, as errors where three good runs never varied them. Groups of an optimizer,
+models and loaders are numbered in their order of appearance: their names contain the class, which is one of the things
+that may change.
 """
 
 from __future__ import annotations
@@ -28,6 +29,22 @@ _SETTINGS_BY_KIND: dict[str, frozenset[str]] = {
     "run": frozenset(("ranks",)),
 }
 PRECISION = "module.autocast"
+TUNED = frozenset(
+    (
+        "hyperparameter.lr",
+        "hyperparameter.initial_lr",
+        "optimizer.class",
+        "loader.batch_size",
+        "loader.dataset_size",
+        "module.class",
+        "module.input",
+        "module.parameters",
+        "run.ranks",
+    )
+)
+"""What people change on purpose: rate, sizes, the optimizer, the model. Others (weight decay, momentum, precision) are
+mostly lost by accident."""
+
 _API_BY_KIND = {
     "hyperparameter": UPDATE,
     "optimizer": UPDATE,
@@ -84,7 +101,7 @@ class Configuration:
 
     @staticmethod
     def is_optional_practice(prop: Property) -> bool:
-        return False
+        return prop.verb == IS and prop.object in TUNED
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -5,7 +5,7 @@ Source: OSDI '25, section 3.2. Its parts:
 * values that stay from update to update (constancy.py);
 * training flags over an evaluation (train_mode_restored.py);
 * the learning rate against its scheduler (learning_rates.py);
-* the settings of a program (configuration.py);
+* the settings of a program (configuration.py), and the operations of its modules (computation.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
 * one name on several ranks (replicas.py and buffers.py), and the batches of several ranks (batches.py);
@@ -25,6 +25,7 @@ from traincheck.relations.consistent import buffers, replicas
 from traincheck.relations.consistent.batches import Batches
 from traincheck.relations.consistent.buffers import Buffers
 from traincheck.relations.consistent.checkpoint_match import CheckpointMatch
+from traincheck.relations.consistent.computation import Computation
 from traincheck.relations.consistent.configuration import Configuration
 from traincheck.relations.consistent.constancy import Constancy
 from traincheck.relations.consistent.learning_rates import LearningRates
@@ -50,6 +51,7 @@ class Consistent(Composite):
         TrainModeRestored,
         LearningRates,
         Configuration,
+        Computation,
         Readiness,
         Restarts,
         ReplayedSteps,

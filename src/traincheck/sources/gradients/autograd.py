@@ -10,6 +10,7 @@ import torch
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
+from traincheck.sources.gradients.graphs import GraphSource
 from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_compared
 from traincheck.sources.recording.api_names import parameter_names
 from traincheck.sources.recording.context_facts import CallContext, context_facts_with
@@ -53,8 +54,10 @@ class AutogradSource:
         gradients: Gradients,
         summaries: CallSummaries,
         call_context: CallContext,
+        graphs: GraphSource,
         may_step: Callable[[], None] = lambda: None,
     ) -> None:
+        self._graphs = graphs
         self._may_step = may_step
         self._gradients = gradients
         self._summaries = summaries
@@ -135,7 +138,9 @@ class AutogradSource:
             within=self._call_context.within,
         )
         loss = facts(scaled=is_scaled(*args, **kwargs)) if self._values else ()
-        return self._enter(BACKWARD, context, snapshot, args, kwargs, loss)
+        opened = self._enter(BACKWARD, context, snapshot, args, kwargs, loss)
+        self._graphs.describe(args[0] if args else kwargs.get("tensors"), opened.call.seq)
+        return opened
 
     def _grad_begins(self, *args: Any, **kwargs: Any) -> _OpenBackward:
         context = context_facts_with(create_graph=bool(kwargs.get("create_graph")), within=self._call_context.within)

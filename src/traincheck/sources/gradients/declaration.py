@@ -11,6 +11,13 @@ AUTOGRAD = SourceDeclaration(
     required=True,
 )
 
+GRAPH = SourceDeclaration(
+    name="graph",
+    observes="the operations that each backward goes through, module by module",
+    absence="Rules about the operations of a module are not judged.",
+    readings=("graph.operations", "graph.numbers"),
+)
+
 CLIPPING = SourceDeclaration(
     name="clipping",
     observes="gradient clipping, and the norm of the gradients before and after",

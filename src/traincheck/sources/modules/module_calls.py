@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -36,9 +37,23 @@ FirstEnds = Callable[[nn.Module, Any, Any, int], object]
 SOURCE = "modules"
 
 
+MAX_SPANS = 20_000
+"""Remembered spans of a thread."""
+
+
+class Span(NamedTuple):
+    """The differentiable operations from number `start` to before `end` belong to a call of a module."""
+
+    start: int
+    end: int
+    module: weakref.ref[nn.Module]
+
+
 class _Depth(threading.local):
     def __init__(self) -> None:
         self.stack = ModuleStack()
+        self.starts: list[int] = []  # for each call in the stack
+        self.spans: list[Span] = []
         self.noted = False  # whether this thread is registered as one that calls modules
 
 
@@ -59,6 +74,17 @@ class ModuleCalls(RecorderListener):
         self._listening = False  # whether the waiting hook is active
         self._off = False
         self._depth = _Depth()
+        self._next_number: Callable[[], int] | None = None
+
+    def record_spans(self, next_number: Callable[[], int] | None) -> None:
+        """Record the span of each call from now on. `next_number` returns the number of the next operation; None ends
+        the recording."""
+        self._next_number = next_number
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """The spans of the latest calls in this thread."""
+        return self._depth.spans
 
     @property
     def depth(self) -> int:
@@ -113,6 +139,8 @@ class ModuleCalls(RecorderListener):
                     of_thread.noted = True
                     self._recorder.hooks.note_thread()
                 depth = of_thread.stack.push(module)
+                if self._next_number is not None:
+                    of_thread.starts[depth - 1 :] = (self._next_number(),)
                 if self._recorder.active and SOURCE not in self._silent:
                     self._first_begins(module, args, depth)
             except Exception as error:  # such as lack of memory
@@ -145,9 +173,18 @@ class ModuleCalls(RecorderListener):
         meter.inside = 0.0
         try:
             try:
-                ended = self._depth.stack.pop(module)
+                of_thread = self._depth
+                ended = of_thread.stack.pop(module)
                 if not ended:
                     return  # its begin was not reported
+                starts = of_thread.starts
+                if self._next_number is not None and len(starts) >= ended:
+                    start, end = starts[-ended], self._next_number()
+                    del starts[-ended:]
+                    if end > start:
+                        of_thread.spans.append(Span(start, end, weakref.ref(module)))
+                        if len(of_thread.spans) > MAX_SPANS:
+                            del of_thread.spans[: MAX_SPANS // 2]
                 if self._recorder.active and SOURCE not in self._silent:
                     self._first_ends(module, args, output, ended)
             except Exception as error:

@@ -1,0 +1,388 @@
+"""Source `graph`: describes the autograd graph of each backward, module by module.
+
+Note [A graph in lines]
+torch keeps the operations between the parameters and the loss as a graph. Each operation becomes a line such as
+`softmax(dim=-1) <- masked_fill`: its name, its plain attributes, its dtype if that is not float32, and what it takes.
+torch numbers operations in the order in which they are called (`torch.autograd._get_sequence_nr`), so the numbers at
+the start and the end of a module call show which operations are its own. An operation takes operations of its module
+(by name), results of other modules (by path), parameters (by name), and `-` where no gradient flows. Equal lines of one
+module count once, so the length of a sequence does not matter. Positions in lists of modules are written `*`.
+
+Note [No sizes]
+Another batch or width must not change a line. So sizes, strides and positions are left out, and so are operations that
+only arrange memory (views, copies), because torch chooses them by shape. Numbers (the factor of a multiplication) are
+described apart, because some programs change them while they train. A number that follows from a size, such as one over
+the square root of a width, is written `size`.
+
+A saved tensor that a hook has packed is never read: that can start a recomputation.
+
+Known limitations: operations of a compiled region are one node, and the graph of a reentrant checkpoint ends at it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from traincheck.sources.modules.module_calls import ModuleCalls, Span
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.vocab.demand import GRAPH, GRAPH_NUMBERS, GRAPH_OPERATIONS, Demand
+from traincheck.vocab.events import Reading
+from traincheck.vocab.facts import facts
+from traincheck.vocab.variable_names import without_positions
+
+PROGRAM = "program"
+"""Stands for operations outside any module."""
+
+NO_GRADIENT, INPUT, LEAF = "-", "input", "leaf"
+
+MAX_NODES = 100_000
+"""Larger graphs are not described."""
+
+OFTEN, SELDOM = 5, 50
+"""Graphs of one size are described so often; then one backward in `SELDOM`, which is also the rule once `MAX_TOTAL`
+nodes were described (seconds of work): some programs have graphs of ever new sizes."""
+MAX_TOTAL = 500_000
+MAX_SIZES = 10_000
+
+_CONTEXT = facts(kind=GRAPH)
+
+_ARRANGES = re.compile(r"(Unsafe)?View|ReshapeAlias|Reshape|Expand|Clone|Alias|AsStrided|Contiguous")
+_TAIL = re.compile(r"Backward\d*$")
+_SIZES = re.compile(
+    r"size|stride|shape|start|end|index|split|offset|numel|batch|seed|philox|max_|options|layout|device"
+)
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+_FACTORS = ("alpha", "beta")
+"""Attributes that are 1 unless a program sets them."""
+
+_LAST = 1 << 63
+"""Attributes are unsigned: from here on they stand for negative numbers."""
+_POWERS = (1, 0.5, 0.25, -0.25, -0.5, -1)
+"""Powers of sizes that scale values."""
+
+_MAX_INTEGER = 8
+"""Larger integers are sizes."""
+
+
+class GraphSource:
+    """Describes the graphs of backwards. `AutogradSource` passes each backward to `describe`."""
+
+    name = "graph"
+
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog) -> None:
+        self._module_calls = calls
+        self._catalog = catalog
+        self._backwards = 0
+        self._described_nodes = 0
+        self._seen: dict[int, int] = {}
+        self._reported: set[tuple[str, str, frozenset[str]]] = set()
+        self._last_number = 0
+        self.describe: Callable[[Any, int], object] = _nothing
+
+    def offers(self) -> str | None:
+        return (
+            None if hasattr(torch.autograd, "_get_sequence_nr") else "this release of torch does not number operations"
+        )
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._recorder = recorder
+        self._attributes = [name for name in (GRAPH_OPERATIONS, GRAPH_NUMBERS) if demand.takes_reading(GRAPH, name)]
+        undo = UndoStack()
+        if self._attributes:
+            self._next_number = torch.autograd._get_sequence_nr
+            self._module_calls.record_spans(self._next_number)
+            undo.callback(self._module_calls.record_spans, None)
+            self.describe = recorder.guarded(self.name, self._describe)
+            undo.callback(setattr, self, "describe", _nothing)
+            recorder.after_gap(self.name, self._report_again, undo=undo, repeatable=True)
+        return undo
+
+    def _report_again(self) -> None:
+        self._reported.clear()
+        self._seen.clear()
+
+    def _describe(self, tensors: Any, call: int) -> None:
+        """Report the graph that a backward starts from."""
+        if not self._is_due() or self._module_calls.depth:
+            return
+        with hidden_from_modes():
+            several = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
+            losses = [loss for loss in several if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
+            if not losses:
+                return
+            roots = [loss.grad_fn for loss in losses]
+            nodes = _nodes_of(roots)
+            self._described_nodes += len(nodes)
+            version = ".".join(torch.__version__.split(".")[:2])
+            origin = f"torch {version}, {losses[0].device.type}"
+            texts = {
+                (path, attribute, "\n".join((origin, *lines))): None
+                for path, *both in _Description(nodes, self._module_calls.spans, self._catalog, roots).by_module()
+                for attribute, lines in zip((GRAPH_OPERATIONS, GRAPH_NUMBERS), both, strict=True)
+                if lines and attribute in self._attributes
+            }
+        self._report(call, texts)
+
+    def _is_due(self) -> bool:
+        """Whether to describe this graph, see `OFTEN`. Its size is the number of operations since the last backward."""
+        number = self._next_number()
+        size, self._last_number = number - self._last_number, number
+        self._backwards += 1
+        if len(self._seen) > MAX_SIZES:
+            self._seen.clear()
+        times = self._seen[size] = self._seen.get(size, 0) + 1
+        return (times <= OFTEN and self._described_nodes < MAX_TOTAL) or self._backwards % SELDOM == 0
+
+    def _report(self, call: int, texts: Iterable[tuple[str, str, str]]) -> None:
+        """Report the modules of each kind (path, attribute, text) once for each text, if one of the texts is new."""
+        by_kind: dict[tuple[str, str], dict[str, str]] = {}
+        for path, attribute, text in texts:
+            by_kind.setdefault((without_positions(path), attribute), {}).setdefault(text, path)
+        for (kind, attribute), paths in by_kind.items():
+            key = (kind, attribute, frozenset(paths))
+            if key in self._reported:
+                continue
+            self._reported.add(key)
+            for text, path in paths.items():
+                seq = self._recorder.next_seq()
+                self._recorder.record_reading(Reading(seq, call, path, GRAPH, attribute, text, context=_CONTEXT))
+
+
+def _nothing(tensors: Any, call: int) -> None:
+    """No graph is demanded."""
+
+
+def _nodes_of(roots: Iterable[Any]) -> list[Any]:
+    """All nodes of a graph; none of one that is too large."""
+    found: dict[Any, None] = {}
+    waiting = [root for root in roots if root is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found[node] = None
+        if len(found) > MAX_NODES:
+            return []
+        waiting.extend(taken for taken, _ in node.next_functions if taken is not None)
+    return list(found)
+
+
+@dataclass(slots=True, eq=False)
+class _Owner:
+    """A call of a module, or the program around all calls."""
+
+    path: str
+    operations: dict[str, None] = field(default_factory=dict)
+    numbers: dict[str, None] = field(default_factory=dict)
+
+
+class _Description:
+    """The lines of one graph."""
+
+    def __init__(
+        self, nodes: Sequence[Any], calls: Sequence[Span], catalog: VariableCatalog, roots: Sequence[Any]
+    ) -> None:
+        self._catalog = catalog
+        self._roots = roots
+        numbered = sorted(
+            (node._sequence_nr(), position, node) for position, node in enumerate(nodes) if not _is_leaf(node)
+        )
+        self._nodes = [node for _, _, node in numbered]
+        self._owners = dict(self._with_owners(numbered, calls))
+        self._sizes = _sizes_of(self._nodes)
+
+    def by_module(self) -> Iterator[tuple[str, list[str], list[str]]]:
+        """The path of each module, its operations, and its numbers."""
+        owners: dict[_Owner, None] = {}
+        for node in self._nodes:
+            owner = self._owners[node]
+            owners[owner] = None
+            if _is_arranging(node):
+                continue
+            name, attributes, numbers = _name_of(node), *_attributes_of(node, self._sizes)
+            taken = dict.fromkeys(self._taken(node, owner))
+            shown = f"{name}({', '.join(attributes)})" if attributes else name
+            owner.operations[f"{shown}{_dtype_of(node)} <- {', '.join(taken)}"] = None
+            for number in numbers:
+                owner.numbers[f"{name}.{number}"] = None
+        if not self._nodes:
+            return  # too large a graph
+        program = next((owner for owner in owners if owner.path == PROGRAM), None) or _Owner(PROGRAM)
+        owners[program] = None
+        for root in self._roots:
+            program.operations[f"loss <- {self._resolved(root, program)}"] = None
+        for owner in owners:
+            yield owner.path, sorted(owner.operations), sorted(owner.numbers)
+
+    def _with_owners(
+        self, numbered: Sequence[tuple[int, int, Any]], calls: Sequence[Span]
+    ) -> Iterator[tuple[Any, _Owner]]:
+        """Each node with the innermost call that made it."""
+        program = _Owner(PROGRAM)
+        first = numbered[0][0] if numbered else 0
+        waiting = sorted((call for call in calls if call.end > first), key=lambda call: (-call.start, call.end))
+        around: list[tuple[int, _Owner]] = []
+        for number, _, node in numbered:
+            while waiting and waiting[-1].start <= number:
+                call = waiting.pop()
+                module = call.module()
+                if call.end > number and module is not None:
+                    around.append((call.end, _Owner(self._catalog.module_name(module))))
+            while around and around[-1][0] <= number:
+                around.pop()
+            yield node, around[-1][1] if around else program
+
+    def _taken(self, node: Any, owner: _Owner) -> Iterator[str]:
+        for taken, _ in node.next_functions:
+            yield self._resolved(taken, owner)
+
+    def _resolved(self, node: Any, owner: _Owner) -> str:
+        """What an operation of `owner` takes from `node`, in words."""
+        while node is not None and not _is_leaf(node) and _is_arranging(node):
+            node = next((taken for taken, _ in node.next_functions if taken is not None), None)
+        if node is None:
+            return NO_GRADIENT
+        if _is_leaf(node):
+            variable = self._catalog.find(node.variable) if hasattr(node, "variable") else None
+            return LEAF if variable is None else _relative(variable.name, owner.path)
+        maker = self._owners[node]
+        if maker is owner:
+            return _name_of(node)
+        return _relative(maker.path, owner.path)
+
+
+def _relative(path: str, around: str) -> str:
+    """`path` as seen from the module `around`, without positions in lists."""
+    inside = path.removeprefix(f"{around}.")
+    if inside == path:
+        inside = path if path == PROGRAM else path.partition(".")[2] or path
+    return without_positions(f".{inside}")[1:]
+
+
+def _is_leaf(node: Any) -> bool:
+    return hasattr(node, "variable") or not hasattr(node, "next_functions")
+
+
+def _is_arranging(node: Any) -> bool:
+    return _ARRANGES.fullmatch(_TAIL.sub("", node.name())) is not None
+
+
+def _name_of(node: Any) -> str:
+    """The name of the operation as torch's users know it: `layer_norm`, `nll_loss`; that of a Function stays."""
+    name = _TAIL.sub("", node.name().rpartition("::")[2])
+    return name if isinstance(node, torch.autograd.function.BackwardCFunction) else _WORDS.sub("_", name).lower()
+
+
+_attribute_names: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+
+def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[str]]:
+    """The attributes of an operation that do not depend on sizes: those that are part of its line, and the numbers."""
+    plain, saved = _names_of(node)
+    parts, numbers = [], []
+    for name in plain:
+        try:
+            value = getattr(node, name)
+        except RuntimeError:
+            continue  # freed by an earlier backward
+        short = name.removeprefix("_saved_")
+        if type(value) in (int, float) and short in _FACTORS and value == 1:
+            continue
+        if type(value) is float or (type(value) is int and short in ("other", *_FACTORS)):
+            numbers.append(f"{short}={_number(float(value), sizes)}")
+        else:
+            text = _plain(value)
+            if text is not None:
+                parts.append(f"{short}={text}")
+    for name in saved:
+        number = _wrapped_number(getattr(node, name), node)
+        if number is not None:
+            numbers.append(f"{name.removeprefix('_raw_saved_')}={_number(number, sizes)}")
+    return parts, numbers
+
+
+def _names_of(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of plain attributes, and of saved tensors."""
+    kind = type(node)
+    names = _attribute_names.get(kind)
+    if names is None:
+        found = dir(kind)
+        saved = tuple(name for name in found if name.startswith("_raw_saved_"))
+        plain = tuple(
+            name
+            for name in found
+            if name.startswith("_saved_") and f"_raw{name}" not in saved and not _SIZES.search(name)
+        )
+        names = _attribute_names[kind] = plain, saved
+    return names
+
+
+def _wrapped_number(saved: Any, node: Any) -> float | None:
+    """The number of a program that torch keeps as a tensor of its own: `0.3` in `0.3 * x`.
+
+    It is known by its dtype, which is not that of the result. A tensor that a hook has packed is left alone.
+    """
+    if isinstance(saved, tuple) or getattr(saved, "unpack_hook", saved) is not None:
+        return None
+    try:
+        tensor = saved.data
+    except RuntimeError:
+        return None  # freed by an earlier backward
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() or tensor.device.type != "cpu" or tensor.requires_grad:
+        return None
+    if tensor.dtype not in (torch.float64, torch.int64) or tensor.dtype is _result_of(node):
+        return None
+    return float(tensor)
+
+
+def _plain(value: Any) -> str | None:
+    """A flag, a word or a few small integers as text; None for everything else."""
+    if isinstance(value, (bool, str)):
+        return str(value)
+    if type(value) is int:
+        value = value - 2 * _LAST if value >= _LAST else value
+        return str(value) if abs(value) <= _MAX_INTEGER else None
+    if isinstance(value, tuple) and value and all(type(item) in (int, bool) for item in value):
+        items = [_plain(item) for item in value]
+        return None if None in items else f"[{' '.join(map(str, items))}]"
+    return None
+
+
+def _number(value: float, sizes: frozenset[float]) -> str:
+    text = f"{value:.6g}"
+    return "size" if value not in (0, 1, -1, 2, 0.5) and float(text) in sizes else text
+
+
+def _sizes_of(nodes: Iterable[Any]) -> frozenset[float]:
+    """Numbers that follow from the sizes of tensors, as powers of them."""
+    sizes: set[int] = set()
+    for node in nodes:
+        for metadata in getattr(node, "_input_metadata", ()):
+            shape = [int(size) for size in metadata.shape]
+            sizes.update(shape)
+            sizes.add(math.prod(shape))
+    derived = {size**power for size in sizes if size > 0 for power in _POWERS}
+    return frozenset(float(f"{number:.6g}") for number in derived)
+
+
+def _dtype_of(node: Any) -> str:
+    """The dtype of the result, where it is not float32."""
+    dtype = _result_of(node)
+    return "" if dtype is torch.float32 else f" {str(dtype).removeprefix('torch.')}"
+
+
+def _result_of(node: Any) -> torch.dtype:
+    """The dtype of the result; float32 in releases of torch that do not tell."""
+    metadata = getattr(node, "_input_metadata", ())
+    return metadata[0].dtype if metadata else torch.float32

@@ -1,0 +1,153 @@
+"""Three good runs of a program as the reference: what changes the computation is an error, what people tune is not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import traincheck
+from traincheck.checking.offline import check_folder
+from traincheck.checking.results import CheckResult
+from traincheck.inference.learn import learn
+from traincheck.invariants.book import Book
+
+Rows = torch.Tensor
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, masked: bool = True) -> None:
+        super().__init__()
+        self.masked = masked
+        self.project = nn.Linear(width, width)
+
+    def forward(self, x: Rows) -> Rows:
+        scores = x @ x.transpose(-2, -1) / x.shape[-1] ** 0.5
+        if self.masked:
+            scores = scores.masked_fill(torch.ones_like(scores[0], dtype=torch.bool).triu(1), -torch.inf)
+        return x + self.project(scores.softmax(-1) @ x)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8, depth: int = 3) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, width)
+        self.layers = nn.ModuleList(Attention(width) for _ in range(depth))
+        self.leave = nn.Linear(width, 3)
+
+    def forward(self, x: Rows) -> Rows:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.leave(x.mean(1))
+
+
+def loss_of(logits: Rows, labels: Rows) -> Rows:
+    return F.cross_entropy(logits, labels) + 0.01 * logits.square().mean()
+
+
+def train(
+    seed: int = 0,
+    steps: int = 6,
+    batch: int = 6,
+    width: int = 8,
+    depth: int = 3,
+    lr: float = 0.01,
+    decay: float = 0.01,
+    change: Callable[[Net], object] = lambda net: None,
+    loss: Callable[[Rows, Rows], Rows] = loss_of,
+) -> None:
+    torch.manual_seed(seed)
+    net = Net(width, depth)
+    change(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=decay)
+    for _ in range(steps):
+        x = torch.randn(batch, 5, 4)
+        optimizer.zero_grad()
+        loss(net(x), (x.sum((1, 2)) > 0).long()).backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    """What three good runs show, one of them longer."""
+    folders = [tmp_path_factory.mktemp("good") / "run" for _ in range(3)]
+    for seed, folder in enumerate(folders):
+        with traincheck.observe(folder):
+            train(seed, steps=6 + 3 * (seed == 2))
+    return learn(folders).book
+
+
+@pytest.fixture
+def checked(book: Book, tmp_path: Path) -> Callable[..., CheckResult]:
+    numbers = itertools.count()
+
+    def run_and_check(**changes: object) -> CheckResult:
+        folder = tmp_path / f"run {next(numbers)}"
+        with traincheck.observe(folder):
+            train(**{"seed": 7, **changes})  # type: ignore[arg-type]
+        return check_folder(folder, book)
+
+    return run_and_check
+
+
+def findings(result: CheckResult) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.diagnosis) for finding in result.report.findings]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"steps": 20}, {"batch": 3}, {"batch": 1}, {"width": 16}, {"depth": 5}, {"lr": 0.1}]
+)
+def test_what_people_tune_is_no_error(changes: dict[str, object], checked: Callable[..., CheckResult]) -> None:
+    assert [severity for severity, _ in findings(checked(**changes)) if severity == "error"] == []
+
+
+def test_a_lost_weight_decay_is_an_error(checked: Callable[..., CheckResult]) -> None:
+    assert ("error", "setting-changed") in findings(checked(decay=0.0))
+
+
+def mask_off(net: Net) -> None:
+    net.layers[1].masked = False
+
+
+def freeze(net: Net) -> None:
+    net.leave.weight.requires_grad_(False)
+
+
+def test_the_layer_without_a_mask_is_named(checked: Callable[..., CheckResult]) -> None:
+    (finding,) = [f for f in checked(change=mask_off).report.findings if f.diagnosis == "computation-differs"]
+    assert finding.severity == "error" and finding.step == 1
+    assert "here softmax(dim=-1) <- div; in good runs softmax(dim=-1) <- masked_fill" in finding.observed
+    assert finding.variables == ("Net.layers.1",)
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        (lambda x, y: F.cross_entropy(x, y), "here loss <- nll_loss; in good runs loss <- add"),
+        (
+            lambda x, y: loss_of(x.tanh(), y),
+            "here log_softmax(dim=1) <- tanh; in good runs log_softmax(dim=1) <- leave",
+        ),
+        (
+            lambda x, y: F.cross_entropy(x, y) + 0.1 * x.square().mean(),
+            "here 0.1; in good runs 0.01",
+        ),
+        (
+            lambda x, y: F.cross_entropy(x, y) - 0.01 * x.square().mean(),
+            "here sub <- nll_loss, mul; in good runs add <- nll_loss, mul",
+        ),
+    ],
+)
+def test_another_loss(loss: Callable[[Rows, Rows], Rows], line: str, checked: Callable[..., CheckResult]) -> None:
+    (finding,) = [f for f in checked(loss=loss).report.findings if f.diagnosis == "computation-differs"]
+    assert line in finding.observed
+
+
+def test_a_frozen_parameter(checked: Callable[..., CheckResult]) -> None:
+    assert ("error", "computation-differs") in findings(checked(change=freeze))
