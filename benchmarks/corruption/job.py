@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 import traincheck
 from benchmarks.corruption.alarm_training import CPU, NONE
 from benchmarks.corruption.grid import Point
-from benchmarks.corruption.rank_checks import RANK_CHECKS, REPLICAS_BOOK, RankCheck
+from benchmarks.corruption.rank_checks import RANK_CHECKS, RULES, RankCheck
+from traincheck.invariants.book import Book, read_book, write_book
+from traincheck.invariants.packs import SHIPPED
 from traincheck.sdc.determinism import make_deterministic
 from traincheck.sdc.workload.workload import load_workload
 from traincheck.sources.tensors.reading import fingerprints
@@ -33,11 +36,21 @@ FAULTY = 1
 def main(folder: Path) -> None:
     """Train the points of all tasks."""
     rank = int(os.environ["RANK"])
+    book = folder / f"replicas-{rank}.jsonl"
+    write_book(replicas_book(), book)
     with (folder / f"rank-{rank}.jsonl").open("a") as results:
         for number, line in enumerate((folder / "tasks.jsonl").read_text().splitlines()):
             task = json.loads(line)
-            outcome = train(task["watch"], Point(**task["point"]), rank, folder / f"{number}", REPLICAS_BOOK)
+            outcome = train(task["watch"], Point(**task["point"]), rank, folder / f"{number}", book)
             print(json.dumps({"number": number, **outcome}), file=results, flush=True)
+
+
+def replicas_book() -> Book:
+    """Return the rules about replicas of the pack for several ranks."""
+    whole = read_book(SHIPPED / "distributed.jsonl")
+    chosen = tuple(rule for rule in whole.invariants if rule.sentence in RULES)
+    assert len(chosen) == len(RULES), "the pack has other sentences than RULES"
+    return replace(whole, invariants=chosen)
 
 
 def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[str, Any]:

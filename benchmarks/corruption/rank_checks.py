@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.corruption.grid import SITES, Grid, Point
@@ -18,9 +17,12 @@ REPLAYED, ELSEWHERE, REPLAYED_SELDOM = "replay, same worker", "replay, next rank
 REPLAY = "replay"
 """The check with two detectors: a replay on the same rank, and a replay on the next rank."""
 
-REPLICAS_BOOK = Path(__file__).with_name("replicas.jsonl")
-"""The rules about replicas, learned from the examples. Jobs that average their weights from time to time (local SGD)
-break them, so the packs do not hold them. The rule about different batches does not apply to twins."""
+RULES = {
+    "an update leaves the same value of a parameter on every rank",
+    "a parameter has the same value on every rank before an update",
+    "an update uses the same gradient of a parameter on every rank",
+}
+"""The rules about replicas in the pack `distributed`. The rule about different batches does not apply to twins."""
 
 ONE_RANK = (
     "computation-wrong-once",
