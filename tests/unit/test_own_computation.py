@@ -16,6 +16,7 @@ from traincheck.checking.offline import check_folder
 from traincheck.checking.results import CheckResult
 from traincheck.inference.learn import learn
 from traincheck.invariants.book import Book
+from traincheck.vocab.properties import elements_of
 
 Rows = torch.Tensor
 
@@ -109,6 +110,20 @@ def test_what_people_tune_is_no_error(changes: dict[str, object], checked: Calla
 
 def test_a_lost_weight_decay_is_an_error(checked: Callable[..., CheckResult]) -> None:
     assert ("error", "setting-changed") in findings(checked(decay=0.0))
+
+
+def test_tallies_judge_the_same(book: Book, tmp_path: Path) -> None:
+    """A benchmark and `accept` judge rules by counts alone."""
+    broken = []
+    for name, change in (("same", lambda net: None), ("other", mask_off)):
+        with traincheck.observe(tmp_path / name):
+            train(seed=7, change=change)
+        (tally,) = learn([tmp_path / name]).tallies
+        sets = [rule for rule in book.invariants if elements_of(rule.property)]
+        counts = [(rule, tally.evidence((rule.relation, rule.subject), rule.property)) for rule in sets]
+        failed = [rule for rule, rows in counts if any(count.failed for _, count in rows)]
+        broken.append({rule.subject.grain.partition(" under ")[0] for rule in failed})
+    assert broken == [set(), {"Net.layers.*"}]
 
 
 def mask_off(net: Net) -> None:

@@ -22,6 +22,7 @@ from traincheck.vocab.call_kinds import taking
 from traincheck.vocab.events import FUNCTION, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import Facts, FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import ElementSet, elements_of
 
 Key = tuple[str, Subject]
 """A relation's name and one of its subjects."""
@@ -73,9 +74,13 @@ class Cell:
     def of(self, prop: Property) -> Count | None:
         """The count of `prop` including the closed world; None if it was not judged.
 
+        The count of a rule about a set is derived from those of the elements: it has failures if an occasion had any.
         A sketch does not show that a property held on some occasions of a window only: `missed` holds the windows with
         a failure at the least.
         """
+        elements = elements_of(prop)
+        if elements is not None:
+            return self._of_set(elements)
         count = self.properties.get(prop, _UNTOLD)
         if count is _UNTOLD and not self.closed:
             return None
@@ -84,6 +89,15 @@ class Cell:
         failed = count.failed + self.closed - count.closed
         missed = count.missed | (self.seen & ~count.seen)
         return Count(count.held, failed, windows, count.closed, -1, seen, missed)
+
+    def _of_set(self, elements: ElementSet) -> Count | None:
+        if not self.properties:
+            return None
+        counts = self.properties
+        unknown = sum(count.held for prop, count in counts.items() if prop not in elements.allowed)
+        missing = max((self.closed - counts.get(prop, _UNTOLD).closed for prop in elements.required), default=0)
+        windows = max(count.windows for count in counts.values())
+        return Count(held=max(count.held for count in counts.values()), failed=unknown + missing, windows=windows)
 
     def merge(self, other: Cell) -> None:
         """Add the counts of another process."""
