@@ -73,11 +73,10 @@ class DeployedRules:
                 return ()
             entry = self._by_id.put(key, (self._applicable(subject, context), context))
         rules = entry[0]
-        judged: list[JudgedRule] = [
-            (rule, elements.required <= held if failed is None else held <= elements.allowed)
-            for rule, elements in self._sets.get(subject, ())
-            if rule.invariant.applies(context)
-        ]
+        judged: list[JudgedRule] = []
+        for rule, elements in self._sets.get(subject, ()):
+            if rule.invariant.applies(context):
+                judged.append((rule, elements.required <= held if failed is None else held <= elements.allowed))
         if failed is None or len(rules) <= len(held) + len(failed):
             for prop, (if_failed, if_held) in rules.items():
                 if prop in held:
