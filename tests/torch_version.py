@@ -6,3 +6,9 @@ import torch
 
 TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 """Major and minor version of the installed torch, such as `(2, 13)`."""
+
+
+def tells_more_of_graphs() -> bool:
+    """Whether nodes of an autograd graph tell the dtype of their result, and numbers of the program."""
+    node = torch.ones(1, requires_grad=True).mul(2).grad_fn
+    return hasattr(node, "_input_metadata") and hasattr(node._raw_saved_other, "unpack_hook")  # type: ignore[union-attr]

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import traincheck
+from torch_version import tells_more_of_graphs
 from traincheck.checking.offline import check_folder
 from traincheck.checking.results import CheckResult
 from traincheck.inference.learn import learn
@@ -149,9 +150,10 @@ def test_the_layer_without_a_mask_is_named(checked: Callable[..., CheckResult]) 
             lambda x, y: loss_of(x.tanh(), y),
             "here log_softmax(dim=1) <- tanh; in good runs log_softmax(dim=1) <- leave",
         ),
-        (
+        pytest.param(
             lambda x, y: F.cross_entropy(x, y) + 0.1 * x.square().mean(),
             "here 0.1; in good runs 0.01",
+            marks=pytest.mark.skipif(not tells_more_of_graphs(), reason="this torch tells no numbers"),
         ),
         (
             lambda x, y: F.cross_entropy(x, y) - 0.01 * x.square().mean(),
