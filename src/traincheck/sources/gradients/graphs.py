@@ -16,7 +16,8 @@ the square root of a width, is written `size`.
 
 A saved tensor that a hook has packed is never read: that can start a recomputation.
 
-Known limitations: older releases of torch (2.4) tell neither dtypes nor numbers. Operations of a compiled region are one node, and the graph of a reentrant checkpoint ends at it.
+Known limitations: older releases of torch (2.4) tell neither dtypes nor numbers. Operations of a compiled region are one
+node, and the graph of a reentrant checkpoint ends at it.
 """
 
 from __future__ import annotations
