@@ -16,8 +16,8 @@ the square root of a width, is written `size`.
 
 A saved tensor that a hook has packed is never read: that can start a recomputation.
 
-Known limitations: older releases of torch (2.4) tell neither dtypes nor numbers. Operations of a compiled region are one
-node, and the graph of a reentrant checkpoint ends at it.
+Known limitations: older releases of torch (2.4) tell neither dtypes nor numbers. Operations of compiled code are one
+node, so eager and compiled runs are not compared. The graph of a reentrant checkpoint ends at it.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ MAX_SIZES = 10_000
 _CONTEXT = facts(kind=GRAPH)
 
 _ARRANGES = re.compile(r"(Unsafe)?View|ReshapeAlias|Reshape|Expand|Clone|Alias|AsStrided|Contiguous")
+_OF_COMPILED = re.compile(r"compiled: the inside of ")
+"""What a run cannot observe, once it called compiled code, see compiled_calls.py."""
 _TAIL = re.compile(r"Backward\d*$")
 _SIZES = re.compile(
     r"size|stride|shape|start|end|index|split|offset|numel|batch|seed|philox|max_|options|layout|device"
@@ -126,7 +128,8 @@ class GraphSource:
             nodes = _nodes_of(roots)
             self._described_nodes += len(nodes)
             version = ".".join(torch.__version__.split(".")[:2])
-            origin = f"torch {version}, {losses[0].device.type}"
+            mode = ", compiled" if any(map(_OF_COMPILED.match, self._recorder.unobservable)) else ""
+            origin = f"torch {version}, {losses[0].device.type}{mode}"
             texts = {
                 (path, attribute, "\n".join((origin, *lines))): None
                 for path, *both in _Description(nodes, self._module_calls.spans, self._catalog, roots).by_module()
