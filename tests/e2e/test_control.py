@@ -300,7 +300,7 @@ def test_a_finished_run_gives_no_answer(tmp_path: Path, capsys: Any) -> None:
         (("mute", "0"), "--reason"),
         (("unmute", "0"), "there are none"),
         (("source", "modules", "off"), "all others rest on"),
-        (("source", "spoons", "off"), "one of module_state, buffers"),
+        (("source", "spoons", "off"), "one of graph, module_state, buffers"),
         (("source", "clipping", "away"), "off or on"),
         (("record", "0"), "a whole number, 1 or more"),
         (("snapshot", "now"), "snapshot with 0 words"),

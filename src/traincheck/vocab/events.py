@@ -5,10 +5,11 @@ A call has a start and an end; a change is the state of one variable around a ca
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -129,6 +130,15 @@ class Reading(NamedTuple):
     value: FactValue
     role: str = LIVE
     context: Facts = ()
+
+
+_POSITION = re.compile(r"\.\d+(?=\.|$)")
+
+
+@lru_cache(10_000)
+def without_positions(name: str) -> str:
+    """The name of a module or parameter with `*` for positions in lists, so that modules of one kind share it."""
+    return _POSITION.sub(".*", name)
 
 
 SOURCE, OFF = "source", "off"

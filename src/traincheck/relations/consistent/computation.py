@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 
 from traincheck.relations.parts import BACKWARD
 from traincheck.vocab.demand import GRAPH, GRAPH_NUMBERS, GRAPH_OPERATIONS, Demand
-from traincheck.vocab.events import Reading, Window
+from traincheck.vocab.events import Reading, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import HAS, USES_NUMBER
-from traincheck.vocab.variable_names import without_positions
 
 DESCRIPTIONS = Demand.of_calls(BACKWARD) | Demand.of_readings(f"{GRAPH}.{GRAPH_OPERATIONS}", f"{GRAPH}.{GRAPH_NUMBERS}")
 """The demand for all descriptions, if no rule requests them: other runs may be compared with this one."""

@@ -1,4 +1,4 @@
-"""Source `graph`: describes the autograd graph of each backward, module by module.
+"""Describes the autograd graph of a backward, module by module, for the source `graph`.
 
 Note [A graph in lines]
 torch keeps the operations between the parameters and the loss as a graph. Each operation becomes a line such as
@@ -24,22 +24,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.modules.module_calls import ModuleCalls, Span
+from traincheck.sources.modules.module_calls import Span
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.recording.patches import UndoStack
-from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import GRAPH, GRAPH_NUMBERS, GRAPH_OPERATIONS, Demand
-from traincheck.vocab.events import Reading
-from traincheck.vocab.facts import facts
-from traincheck.vocab.variable_names import without_positions
+from traincheck.vocab.events import without_positions
 
 PROGRAM = "program"
 """Stands for operations outside any module."""
@@ -49,17 +42,7 @@ NO_GRADIENT, INPUT, LEAF = "-", "input", "leaf"
 MAX_NODES = 100_000
 """Larger graphs are not described."""
 
-OFTEN, SELDOM = 5, 50
-"""Graphs of one size are described so often; then one backward in `SELDOM`, which is also the rule once `MAX_TOTAL`
-nodes were described (seconds of work): some programs have graphs of ever new sizes."""
-MAX_TOTAL = 500_000
-MAX_SIZES = 10_000
-
-_CONTEXT = facts(kind=GRAPH)
-
 _ARRANGES = re.compile(r"(Unsafe)?View|ReshapeAlias|Reshape|Expand|Clone|Alias|AsStrided|Contiguous")
-_OF_COMPILED = re.compile(r"compiled: the inside of ")
-"""What a run cannot observe, once it called compiled code, see compiled_calls.py."""
 _TAIL = re.compile(r"Backward\d*$")
 _SIZES = re.compile(
     r"size|stride|shape|start|end|index|split|offset|numel|batch|seed|philox|max_|options|layout|device"
@@ -78,93 +61,21 @@ _MAX_INTEGER = 8
 """Larger integers are sizes."""
 
 
-class GraphSource:
-    """Describes the graphs of backwards. `AutogradSource` passes each backward to `describe`."""
+class Lines(NamedTuple):
+    """The lines of a module, sorted."""
 
-    name = "graph"
-
-    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog) -> None:
-        self._module_calls = calls
-        self._catalog = catalog
-        self._backwards = 0
-        self._described_nodes = 0
-        self._seen: dict[int, int] = {}
-        self._reported: set[tuple[str, str, frozenset[str]]] = set()
-        self._last_number = 0
-        self.describe: Callable[[Any, int], object] = _nothing
-
-    def offers(self) -> str | None:
-        return (
-            None if hasattr(torch.autograd, "_get_sequence_nr") else "this release of torch does not number operations"
-        )
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        self._recorder = recorder
-        self._attributes = [name for name in (GRAPH_OPERATIONS, GRAPH_NUMBERS) if demand.takes_reading(GRAPH, name)]
-        undo = UndoStack()
-        if self._attributes:
-            self._next_number = torch.autograd._get_sequence_nr
-            self._module_calls.record_spans(self._next_number)
-            undo.callback(self._module_calls.record_spans, None)
-            self.describe = recorder.guarded(self.name, self._describe)
-            undo.callback(setattr, self, "describe", _nothing)
-            recorder.after_gap(self.name, self._report_again, undo=undo, repeatable=True)
-        return undo
-
-    def _report_again(self) -> None:
-        self._reported.clear()
-        self._seen.clear()
-
-    def _describe(self, tensors: Any, call: int) -> None:
-        """Report the graph that a backward starts from."""
-        if not self._is_due() or self._module_calls.depth:
-            return
-        with hidden_from_modes():
-            several = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
-            losses = [loss for loss in several if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
-            if not losses:
-                return
-            roots = [loss.grad_fn for loss in losses]
-            nodes = _nodes_of(roots)
-            self._described_nodes += len(nodes)
-            version = ".".join(torch.__version__.split(".")[:2])
-            mode = ", compiled" if any(map(_OF_COMPILED.match, self._recorder.unobservable)) else ""
-            origin = f"torch {version}, {losses[0].device.type}{mode}"
-            texts = {
-                (path, attribute, "\n".join((origin, *lines))): None
-                for path, *both in _Description(nodes, self._module_calls.spans, self._catalog, roots).by_module()
-                for attribute, lines in zip((GRAPH_OPERATIONS, GRAPH_NUMBERS), both, strict=True)
-                if lines and attribute in self._attributes
-            }
-        self._report(call, texts)
-
-    def _is_due(self) -> bool:
-        """Whether to describe this graph, see `OFTEN`. Its size is the number of operations since the last backward."""
-        number = self._next_number()
-        size, self._last_number = number - self._last_number, number
-        self._backwards += 1
-        if len(self._seen) > MAX_SIZES:
-            self._seen.clear()
-        times = self._seen[size] = self._seen.get(size, 0) + 1
-        return (times <= OFTEN and self._described_nodes < MAX_TOTAL) or self._backwards % SELDOM == 0
-
-    def _report(self, call: int, texts: Iterable[tuple[str, str, str]]) -> None:
-        """Report the modules of each kind (path, attribute, text) once for each text, if one of the texts is new."""
-        by_kind: dict[tuple[str, str], dict[str, str]] = {}
-        for path, attribute, text in texts:
-            by_kind.setdefault((without_positions(path), attribute), {}).setdefault(text, path)
-        for (kind, attribute), paths in by_kind.items():
-            key = (kind, attribute, frozenset(paths))
-            if key in self._reported:
-                continue
-            self._reported.add(key)
-            for text, path in paths.items():
-                seq = self._recorder.next_seq()
-                self._recorder.record_reading(Reading(seq, call, path, GRAPH, attribute, text, context=_CONTEXT))
+    path: str
+    operations: list[str]
+    numbers: list[str]
 
 
-def _nothing(tensors: Any, call: int) -> None:
-    """No graph is demanded."""
+def describe(roots: Sequence[Any], spans: Sequence[Span], catalog: VariableCatalog) -> tuple[list[Lines], int]:
+    """The lines of each module in the graph that ends at `roots`, and the number of nodes.
+
+    `spans` are the latest module calls. A graph with more than `MAX_NODES` nodes has no lines.
+    """
+    nodes = _nodes_of(roots)
+    return list(_Description(nodes, spans, catalog, roots).by_module()), len(nodes)
 
 
 def _nodes_of(roots: Iterable[Any]) -> list[Any]:
@@ -206,8 +117,8 @@ class _Description:
         self._owners = dict(self._with_owners(numbered, calls))
         self._sizes = _sizes_of(self._nodes)
 
-    def by_module(self) -> Iterator[tuple[str, list[str], list[str]]]:
-        """The path of each module, its operations, and its numbers."""
+    def by_module(self) -> Iterator[Lines]:
+        """The lines of each module."""
         owners: dict[_Owner, None] = {}
         for node in self._nodes:
             owner = self._owners[node]
@@ -227,7 +138,7 @@ class _Description:
         for root in self._roots:
             program.operations[f"loss <- {self._resolved(root, program)}"] = None
         for owner in owners:
-            yield owner.path, sorted(owner.operations), sorted(owner.numbers)
+            yield Lines(owner.path, sorted(owner.operations), sorted(owner.numbers))
 
     def _with_owners(
         self, numbered: Sequence[tuple[int, int, Any]], calls: Sequence[Span]
