@@ -6,6 +6,7 @@ The first reports the gradients that they produce, the second what a backward go
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -40,6 +41,8 @@ OFTEN, SELDOM = 5, 50
 nodes were described (seconds of work): some programs have graphs of ever new sizes."""
 MAX_TOTAL = 500_000
 MAX_SIZES = 10_000
+SEVERAL_THREADS = -1
+"""Where several threads train, a graph may change while it is read, so none is described."""
 
 _OF_COMPILED = re.compile(r"compiled: the inside of ")
 """What a run cannot observe, once it called compiled code, see compiled_calls.py."""
@@ -253,6 +256,7 @@ class GraphSource:
     def __init__(self, calls: ModuleCalls, catalog: VariableCatalog) -> None:
         self._module_calls = calls
         self._catalog = catalog
+        self._thread = 0
         self._backwards = 0
         self._described_nodes = 0
         self._seen: dict[int, int] = {}
@@ -284,7 +288,9 @@ class GraphSource:
 
     def _describe(self, tensors: Any, call: int) -> None:
         """Report the graph that a backward starts from."""
-        if not self._is_due() or self._module_calls.depth:
+        thread = threading.get_ident()
+        self._thread = thread if self._thread in (0, thread) else SEVERAL_THREADS
+        if self._thread == SEVERAL_THREADS or not self._is_due() or self._module_calls.depth:
             return
         with hidden_from_modes():
             several = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
