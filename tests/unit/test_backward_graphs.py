@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from observed_process import observing
-from torch_version import tells_more_of_graphs
+from torch_version import reports_graph_details
 from traincheck.vocab.demand import Demand
 
-NEEDS_MORE_OF_GRAPHS = pytest.mark.skipif(not tells_more_of_graphs(), reason="this torch tells no dtypes and numbers")
+NEEDS_GRAPH_DETAILS = pytest.mark.skipif(not reports_graph_details(), reason="this torch reports no dtypes and numbers")
 GRAPH = Demand.of_calls("torch.autograd.backward") | Demand.of_readings("graph.operations", "graph.numbers")
 
 
@@ -138,7 +138,7 @@ def test_one_layer_of_many() -> None:
         pytest.param(
             lambda x, y: F.cross_entropy(x.bfloat16(), y),
             "nll_loss(reduction=1) bfloat16 <- log_softmax",
-            marks=NEEDS_MORE_OF_GRAPHS,
+            marks=NEEDS_GRAPH_DETAILS,
         ),
     ],
 )
@@ -147,7 +147,7 @@ def test_another_loss_changes_lines_of_the_program(loss: Loss, new: str) -> None
     assert new not in described(Net())["operations", "program"]
 
 
-@NEEDS_MORE_OF_GRAPHS
+@NEEDS_GRAPH_DETAILS
 def test_numbers_are_described_apart() -> None:
     lines = described(Net(), lambda x, y: 0.3 * F.cross_entropy(x, y))
     assert lines["numbers", "program"] == ["mul.other=0.3"]

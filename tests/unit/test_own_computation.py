@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import traincheck
-from torch_version import tells_more_of_graphs
+from torch_version import reports_graph_details
 from traincheck.checking.offline import check_folder
 from traincheck.checking.results import CheckResult
 from traincheck.inference.learn import learn
@@ -153,7 +153,7 @@ def test_the_layer_without_a_mask_is_named(checked: Callable[..., CheckResult]) 
         pytest.param(
             lambda x, y: F.cross_entropy(x, y) + 0.1 * x.square().mean(),
             "here 0.1; in good runs 0.01",
-            marks=pytest.mark.skipif(not tells_more_of_graphs(), reason="this torch tells no numbers"),
+            marks=pytest.mark.skipif(not reports_graph_details(), reason="this torch reports no numbers"),
         ),
         (
             lambda x, y: F.cross_entropy(x, y) - 0.01 * x.square().mean(),

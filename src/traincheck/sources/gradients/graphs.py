@@ -16,7 +16,7 @@ the square root of a width, is written `size`.
 
 A saved tensor that a hook has packed is never read: that can start a recomputation.
 
-Known limitations: older releases of torch (2.4) tell neither dtypes nor numbers. Operations of compiled code are one
+Known limitations: older releases of torch (2.4) report neither dtypes nor numbers. Operations of compiled code are one
 node, so eager and compiled runs are not compared. The graph of a reentrant checkpoint ends at it.
 """
 
@@ -37,7 +37,7 @@ from traincheck.vocab.events import without_positions
 PROGRAM = "program"
 """Stands for operations outside any module."""
 
-NO_GRADIENT, INPUT, LEAF = "-", "input", "leaf"
+NO_GRADIENT, LEAF = "-", "leaf"
 
 MAX_NODES = 100_000
 """Larger graphs are not described."""
@@ -204,7 +204,7 @@ _attribute_names: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[str]]:
     """The attributes of an operation that do not depend on sizes: those that are part of its line, and the numbers."""
-    plain, saved = _names_of(node)
+    plain, saved = _attribute_names_of(node)
     parts, numbers = [], []
     for name in plain:
         try:
@@ -227,7 +227,7 @@ def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[
     return parts, numbers
 
 
-def _names_of(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _attribute_names_of(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of plain attributes, and of saved tensors."""
     kind = type(node)
     names = _attribute_names.get(kind)
@@ -298,6 +298,6 @@ def _dtype_of(node: Any) -> str:
 
 
 def _result_of(node: Any) -> torch.dtype:
-    """The dtype of the result; float32 in releases of torch that do not tell."""
+    """The dtype of the result; float32 in releases of torch that do not report it."""
     metadata = getattr(node, "_input_metadata", ())
     return metadata[0].dtype if metadata else torch.float32
