@@ -15,19 +15,22 @@ from traincheck.relations.consistent.relation import Consistent
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window
-from traincheck.vocab.facts import facts, value_of
+from traincheck.vocab.facts import facts, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 USED_DATA, USED_GRAD, DATA = "parameter.used_data", "parameter.used_grad", "parameter.data"
 
 
 class Update(NamedTuple):
-    """The effect of an update on a parameter, by fingerprints; `zero` lists all-zero parts (data, grad)."""
+    """The effect of an update on a parameter, by fingerprints; `zero` lists all-zero parts (data, grad), and `wrapped`
+    says whether a wrapper averages the gradient. `held` says which optimizer holds the parameter."""
 
     data: int
     grad: int
     left: int
     zero: str = ""
+    wrapped: bool = False
+    held: str = "this"
 
 
 def ranks(*steps: tuple[Mapping[str, Update], ...]) -> list[tuple[Window, ...]]:
@@ -43,11 +46,14 @@ def _reads(held: Mapping[str, Update]) -> Iterator[ReadingFields]:
     for name, update in held.items():
         for attribute, value in (("data", update.data), ("grad", update.grad)):
             state = "zero" if attribute in update.zero else "some"
-            yield f"parameter.used_{attribute}", name, value, "live", facts(kind="parameter", before=state)
+            context = facts(kind="parameter", before=state)
+            if update.wrapped and attribute == "grad":
+                context = merged(context, data_parallel=True)
+            yield f"parameter.used_{attribute}", name, value, "live", context
 
 
 def _change(name: str, update: Update) -> dict[str, Any]:
-    context = facts(requires_grad=True, attributes="")
+    context = facts(requires_grad=True, attributes="", held=update.held)
     return {"variable": name, "fingerprint": update.left, "changed": update.left != update.data, "context": context}
 
 
@@ -75,6 +81,14 @@ def test_equal_parameters_have_equal_gradients_in_an_update() -> None:
     assert verdicts(across(ranks((first, shard)), USED_GRAD), same_before=False, copies=False) == [False]
 
 
+def test_gradients_say_whether_a_wrapper_is_to_average_them() -> None:
+    """Local SGD without a wrapper has other gradients on each rank, on purpose."""
+    alone, wrapped = Update(1, 5, 2), Update(1, 5, 2, wrapped=True)
+    other = Update(1, 6, 3, wrapped=True)
+    assert verdicts(across(ranks(({"a": wrapped}, {"a": other})), USED_GRAD), data_parallel=True) == [False]
+    assert verdicts(across(ranks(({"a": alone}, {"a": other})), USED_GRAD), data_parallel=None) == [False]
+
+
 def test_parameters_equal_after_an_update_become_replicas() -> None:
     before, after = {"a": Update(1, 5, 2), "s": Update(3, 7, 4)}, {"a": Update(1, 5, 2), "s": Update(8, 7, 9)}
     later = {"a": Update(2, 5, 3), "s": Update(4, 7, 5)}, {"a": Update(2, 6, 4), "s": Update(9, 7, 6)}
@@ -100,6 +114,14 @@ def test_equal_values_and_gradients_leave_equal_values() -> None:
     first, second = {"a": Update(1, 5, 2)}, {"a": Update(1, 5, 3)}
     assert verdicts(across(ranks((first, second)), DATA), same_before=True, same_grad=True) == [False]
     assert verdicts(across(ranks((first, first)), DATA), same_before=True, same_grad=True) == [True]
+
+
+def test_an_optimizer_divided_over_the_ranks_updates_a_parameter_on_one_of_them() -> None:
+    """The value is compared before the next update, when the others have received it."""
+    first, second = {"a": Update(1, 5, 2)}, {"a": Update(1, 5, 1, held="none")}
+    assert across(ranks((first, second)), DATA) == []
+    lost = {"a": Update(2, 5, 3)}, {"a": Update(1, 5, 1, held="none")}
+    assert verdicts(across(ranks((first, second), lost), USED_DATA), same_grad=True, before="some") == [True, False]
 
 
 def test_optimizer_settings_are_compared_before_the_first_step() -> None:

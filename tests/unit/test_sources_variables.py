@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from observed_process import observing
 from traincheck.sources.modules.variables import VariableCatalog
@@ -528,3 +532,33 @@ def test_a_parameter_on_a_mesh_records_whether_it_is_replicated() -> None:
             )
         variable = catalog._add(parameter, "w", owned=True)
         assert value_of(variable.facts(parameter, "none"), "replicated") is recorded
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_wrapper_that_averages_gradients_marks_its_parameters() -> None:
+    def averaged(model: nn.Module) -> set[str]:
+        catalog = VariableCatalog()
+        catalog.live_modules.add(model)
+        catalog.refresh_modules()
+        return {variable.name for variable, _ in catalog.living() if variable.data_parallel}
+
+    class Engine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.head = DistributedDataParallel(nn.Linear(2, 2)), nn.Linear(2, 1)
+
+    assert averaged(Engine()) == {"Engine.model.module.weight", "Engine.model.module.bias"}
+    assert averaged(nn.Linear(2, 2)) == set()
+    partly = nn.Linear(2, 2)
+    partly._ddp_params_and_buffers_to_ignore = ["bias"]  # type: ignore[assignment]
+    assert averaged(DistributedDataParallel(partly)) == {"DistributedDataParallel.module.weight"}
+    hooked = DistributedDataParallel(nn.Linear(2, 2))
+    hooked.register_comm_hook(None, default_hooks.allreduce_hook)
+    assert averaged(hooked) == set()

@@ -13,6 +13,10 @@ update used the same gradients and left the same values. An update is a function
 same, the results must be. So the context of an update holds nothing else; with more facts, more of them would separate
 by chance. A rule is not rejected because ranks seldom agree.
 
+Where the optimizer of only one rank holds a variable, the other rank makes no update of it: an optimizer that is
+divided over the ranks sends its results afterwards. Such values are compared before the next update. Only a wrapper
+(`data_parallel`) promises that gradients are the same: local SGD without one averages parameters now and then.
+
 Known limitations: the state that an optimizer keeps for a parameter is not compared, so a momentum that differs shows
 only when the parameters differ.
 """
@@ -245,7 +249,7 @@ def values(window: Window) -> Iterator[tuple[str, str, object]]:
         shared_facts = [(name, value) for name, value in left.change.context if name in _SHARED_FACTS]
         yield quantity, variable, (left.change.fingerprint, left.change.changed, left.within, shared_facts)
     for (used_quantity, variable), reading in observed.used.items():
-        yield used_quantity, variable, (reading.value, value_of(reading.context, "before"))
+        yield used_quantity, variable, (reading.value, reading.context)
     for reading in window.readings:
         if named(reading) == FIRST_DATA:
             yield FIRST_DATA, reading.variable, reading.value
@@ -284,6 +288,7 @@ def _compare_pair(
                 context_facts = {**_ALWAYS, "same_before": before}
                 if grad is not None:
                     copies = {**context_facts, "copies": agreed.has(variable) or all_same}
+                    copies.update(_wrapped(first, second, variable))
                     _note(outcomes, USED_GRAD, copies, grad, variable, own.change.call)
                     # Zeros that agree prove nothing about the parameter.
                     context_facts["same_grad"] = grad and not _zero(first, USED_GRAD, variable)
@@ -296,6 +301,8 @@ def _compare_pair(
                     _note(outcomes, USED_DATA, {**_ALWAYS, **before_facts}, before, variable, own.change.call)
             if holds and own.change.changed:
                 agreed.add(variable)
+            if _held_here(own) != _held_here(theirs):
+                continue
         _note(outcomes, quantity, context_facts, holds, variable, own.change.call)
     for (quantity, context, holds), group in outcomes.items():
         names = tuple(variable for variable, _ in group)
@@ -341,6 +348,17 @@ def _all_same(first: _Observed, second: _Observed) -> bool:
 def _zero(observed: _Observed, quantity: str, variable: str) -> bool:
     reading = observed.used.get((quantity, variable))
     return reading is not None and value_of(reading.context, "before") == "zero"
+
+
+def _held_here(left: _Left) -> bool:
+    return value_of(left.change.context, "held") == "this"
+
+
+def _wrapped(first: _Observed, second: _Observed, variable: str) -> dict[str, FactValue]:
+    """Whether a wrapper averages the gradient on both ranks: local SGD without one has gradients that differ."""
+    readings = first.used.get((USED_GRAD, variable)), second.used.get((USED_GRAD, variable))
+    wrapped = all(reading is not None and value_of(reading.context, "data_parallel") for reading in readings)
+    return {"data_parallel": True} if wrapped else {}
 
 
 def _state(first: _Observed, second: _Observed, variable: str) -> str:

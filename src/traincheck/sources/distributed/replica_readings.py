@@ -28,13 +28,14 @@ from traincheck.sources.tensors.reading import (
 from traincheck.sources.tensors.reading import states as states_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
-from traincheck.vocab.facts import facts
+from traincheck.vocab.facts import Facts, facts, merged
 
 SOURCE = "optimizers"
 KIND = "parameter"
 USED_DATA, USED_GRAD, FIRST_DATA = "used_data", "used_grad", "first_data"
 
 _CONTEXT = {state: facts(kind=KIND, before=state) for state in (SOME, ZERO)}
+_AVERAGED = {state: merged(context, data_parallel=True) for state, context in _CONTEXT.items()}
 
 
 def several_ranks() -> bool:
@@ -67,7 +68,9 @@ class ReplicaReadings:
             for (variable, tensor), value in zip(held, fingerprints([tensor for _, tensor in held]), strict=True):
                 if value is not None:
                     seq = self._recorder.next_seq()
-                    self._record(seq, call, variable.name, FIRST_DATA, value, _state_at_first(variable, tensor))
+                    self._record(
+                        seq, call, variable.name, FIRST_DATA, value, _CONTEXT[_state_at_first(variable, tensor)]
+                    )
 
     def step_begins(
         self, held: Sequence[Held], data: Sequence[Fingerprint], states: Sequence[str | DeferredValue], call: int
@@ -83,7 +86,7 @@ class ReplicaReadings:
             def conclude(resolved: list[int | None], next_seq: NextSeq) -> None:
                 for name, fingerprint, first in zip(names, resolved, firsts, strict=True):
                     if fingerprint is not None:
-                        self._record(next_seq(), call, name, USED_DATA, fingerprint, first)
+                        self._record(next_seq(), call, name, USED_DATA, fingerprint, _CONTEXT[first])
 
             self._recorder.transfers.when_ready(SOURCE, data, conclude, events=len(names))
         if self._grad:
@@ -91,6 +94,7 @@ class ReplicaReadings:
                 index for index, state in enumerate(states) if state in _CONTEXT or type(state) is DeferredValue
             ]
             gradients = [held[index][1].grad for index in with_grad]
+            averaged = [held[index][0].data_parallel for index in with_grad]
             grads = deferred_fingerprints(gradients)
             not_finite = _are_not_finite(gradients)
 
@@ -98,13 +102,14 @@ class ReplicaReadings:
                 for number, index in enumerate(with_grad):
                     fingerprint, state = resolved[number], ZERO if not_finite else resolved[number + len(with_grad)]
                     if fingerprint is not None:
-                        self._record(next_seq(), call, names[index], USED_GRAD, fingerprint, state)
+                        context = (_AVERAGED if averaged[number] else _CONTEXT)[state]
+                        self._record(next_seq(), call, names[index], USED_GRAD, fingerprint, context)
 
             values = [*grads, *(states[index] for index in with_grad)]
             self._recorder.transfers.when_ready(SOURCE, values, conclude_grads, events=len(with_grad))
 
-    def _record(self, seq: int, call: int, variable: str, attribute: str, value: int, state: str) -> None:
-        self._recorder.record_reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT[state]))
+    def _record(self, seq: int, call: int, variable: str, attribute: str, value: int, context: Facts) -> None:
+        self._recorder.record_reading(Reading(seq, call, variable, KIND, attribute, value, context=context))
 
 
 def _are_not_finite(gradients: Sequence[torch.Tensor]) -> bool:

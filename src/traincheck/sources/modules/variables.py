@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed
 
 from traincheck.sources.modules.live_modules import LiveModules, children, plain_name, unwrap_compiled
 from traincheck.sources.tensors.reading import PLAIN, is_empty
@@ -30,8 +31,8 @@ _LONGEST_MARK = 24
 class Variable:
     """A parameter or buffer of the program; `tensor` is a weak reference, so TrainCheck keeps nothing alive.
 
-    `module` is the first module that owns it, `root` the outermost module around that one. `graded` says whether a
-    backward has ever given it a gradient. `fact_cache` holds facts built for it, `last_readings` its attributes at the
+    `module` is the first module that owns it, `root` the outermost module around that one. `data_parallel` says whether
+    a wrapper averages its gradient over all ranks. `graded` says whether a backward has ever given it a gradient. `fact_cache` holds facts built for it, `last_readings` its attributes at the
     last reading. `sample_history` describes a large parameter (parameter_changes.py). `holders` are the optimizers that
     hold it, and `owner` is the first of them by name.
     """
@@ -41,6 +42,7 @@ class Variable:
     owned: bool
     module: weakref.ref[Any] | None = None
     root: weakref.ref[Any] | None = None
+    data_parallel: bool = False
     graded: bool = False
     holders: frozenset[str] = frozenset()
     owner: str = ""
@@ -93,6 +95,31 @@ def marks(tensor: torch.Tensor) -> str:
         elif type(value) is str and len(value) <= _LONGEST_MARK and value.isidentifier() and not name.startswith("_"):
             names.append(f"{name}={value}")
     return "+".join(sorted(names))
+
+
+def averages_gradients(module: Any) -> bool:
+    """Whether a module is a data-parallel wrapper that averages gradients over all ranks.
+
+    As `DistributedDataParallel`, it has a `process_group` and a context manager `no_sync`. With a communication hook, a
+    wrapper may average something else, for example among the ranks of one node (local SGD).
+    """
+    if not hasattr(type(module), "no_sync"):
+        return False
+    group = getattr(module, "process_group", None)
+    if group is None or getattr(module, "_comm_hooks", None):
+        return False
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return bool(distributed.get_world_size(group) == distributed.get_world_size())
+
+
+def _averaged_parameters(wrapper: Any) -> Iterator[int]:
+    """The ids of the parameters whose gradients a data-parallel wrapper averages."""
+    ignored = getattr(wrapper, "parameters_to_ignore", ())
+    for name, param in wrapper.named_parameters(remove_duplicate=False):
+        if name.partition(".")[2] not in ignored:
+            yield id(param)
 
 
 MAX_STALE = 64
@@ -254,8 +281,11 @@ class VariableCatalog:
 
     def _name_tree(self, root: Any, prefix: str) -> None:
         owners: dict[int, weakref.ref[Any]] = {}
+        averaged: set[int] = set()
         for name, module in root.named_modules():
             reference = weakref.ref(module)
+            if averages_gradients(module):
+                averaged.update(_averaged_parameters(module))
             name = plain_name(name)
             self._modules[id(module)] = (reference, f"{prefix}.{name}" if name else prefix)
             for param in module._parameters.values():
@@ -274,6 +304,7 @@ class VariableCatalog:
         for key, names in aliases.items():
             variable = self._variables[key]
             variable.module, variable.root = owners.get(key), weakref.ref(root)
+            variable.data_parallel = key in averaged
             if variable.aliases != tuple(names):
                 variable.aliases = tuple(names)
                 variable.fact_cache.clear()
