@@ -44,7 +44,7 @@ FACTS: dict[str, str] = {
     "kept_same": "of a pair over ranks: whether both had the same value after an earlier update that changed it",
     "all_same": "of a pair over ranks: whether both hold parameters of the same names and values before the update",
     "copies": "of a pair over ranks: whether kept_same or all_same is true: one alone may be the same by chance",
-    "data_parallel": "True for the gradient of a variable that a wrapper (DistributedDataParallel) averages on all ranks",
+    "data_parallel": "True for a gradient that a wrapper (DistributedDataParallel) averages over all ranks",
     "replicated": "of a variable on a mesh of ranks: whether it is whole on each of them (no shard of it)",
     "fresh": "whether what is saved was taken from the live state as it is now (and is no older or averaged copy)",
     "gathered": "True for a batch of a model whose parameters FSDP gathers from all ranks for its calls",

@@ -32,9 +32,10 @@ class Variable:
     """A parameter or buffer of the program; `tensor` is a weak reference, so TrainCheck keeps nothing alive.
 
     `module` is the first module that owns it, `root` the outermost module around that one. `data_parallel` says whether
-    a wrapper averages its gradient over all ranks. `graded` says whether a backward has ever given it a gradient. `fact_cache` holds facts built for it, `last_readings` its attributes at the
-    last reading. `sample_history` describes a large parameter (parameter_changes.py). `holders` are the optimizers that
-    hold it, and `owner` is the first of them by name.
+    a wrapper averages its gradient over all ranks. `graded` says whether a backward has ever given it a gradient.
+    `fact_cache` holds facts built for it, `last_readings` its attributes at the last reading. `sample_history`
+    describes a large parameter (parameter_changes.py). `holders` are the optimizers that hold it, and `owner` is the
+    first of them by name.
     """
 
     name: str
