@@ -28,8 +28,12 @@ KINDS = (
 """The kinds of silent errors, in the order of the tables."""
 
 
-COMPUTATION = ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision")
-"""Kinds of errors that change what the model computes. That it does is one of the names of each."""
+GENERAL = {
+    "computation-differs": ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision"),
+    "parameters-treated-differently": ("freezing", "groups", "tying"),
+    "calls-follow-in-new-order": ("clearing", "stepping", "modes", "schedule", "clipping", "accumulation", "scaler"),
+}
+"""Diagnoses that compare a run with earlier ones, with the kinds of errors that each of them names."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def operator(kind: str, *diagnoses: str) -> Callable[[EditFunction], EditFunctio
             raise ValueError(f"operator {name}: kind {kind!r} is not one of {', '.join(KINDS)}")
         if name in _registered:
             raise ValueError(f"two operators have the name {name}")
-        named = (*diagnoses, "computation-differs") if kind in COMPUTATION else diagnoses
+        named = (*diagnoses, *(slug for slug, kinds in GENERAL.items() if kind in kinds))
         about = (function.__doc__ or "").strip().splitlines()[0]
         _registered[name] = Operator(name, kind, about, named, function)
         return function

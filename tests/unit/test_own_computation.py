@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,16 +64,32 @@ def train(
     decay: float = 0.01,
     change: Callable[[Net], object] = lambda net: None,
     loss: Callable[[Rows, Rows], Rows] = loss_of,
+    optimized: Callable[[Net, float], list[dict[str, Any]]] = lambda net, decay: [
+        {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": decay},
+        {"params": [p for p in net.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ],
+    without: str = "",
 ) -> None:
     torch.manual_seed(seed)
     net = Net(width, depth)
     change(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=decay)
-    for _ in range(steps):
+    optimizer = torch.optim.AdamW(optimized(net, decay), lr=lr)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
+    for step in range(steps):
         x = torch.randn(batch, 5, 4)
         optimizer.zero_grad()
         loss(net(x), (x.sum((1, 2)) > 0).long()).backward()
+        if without != "clipping":
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
+        if without != "schedule":
+            scheduler.step()
+        if step % 4 == 3:
+            if without != "eval":
+                net.eval()
+            with torch.no_grad():
+                net(x)
+            net.train()
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +127,8 @@ def test_what_people_tune_is_no_error(changes: dict[str, object], checked: Calla
 
 
 def test_a_lost_weight_decay_is_an_error(checked: Callable[..., CheckResult]) -> None:
-    assert ("error", "setting-changed") in findings(checked(decay=0.0))
+    (finding,) = checked(decay=0.0).report.findings
+    assert finding.severity == "error" and "not decayed" in finding.observed
 
 
 def test_tallies_judge_the_same(book: Book, tmp_path: Path) -> None:
@@ -166,5 +184,31 @@ def test_another_loss(loss: Callable[[Rows, Rows], Rows], line: str, checked: Ca
     assert line in finding.observed
 
 
-def test_a_frozen_parameter(checked: Callable[..., CheckResult]) -> None:
-    assert ("error", "computation-differs") in findings(checked(change=freeze))
+@pytest.mark.parametrize(
+    "optimized",
+    [
+        lambda net, decay: [{"params": net.parameters(), "weight_decay": decay}],
+        lambda net, decay: [{"params": net.leave.parameters(), "weight_decay": decay}],
+    ],
+    ids=["decay for all", "only one part"],
+)
+def test_other_groups_are_an_error(optimized: object, checked: Callable[..., CheckResult]) -> None:
+    found = [f for f in checked(optimized=optimized).report.findings if f.diagnosis == "parameters-treated-differently"]
+    assert [finding.severity for finding in found] == ["error"]
+    assert "here " in found[0].observed and "in good runs " in found[0].observed
+
+
+def test_a_frozen_or_shared_parameter_is_treated_differently(checked: Callable[..., CheckResult]) -> None:
+    (finding,) = checked(change=freeze).report.findings
+    assert finding.severity == "error" and "here leave.weight is frozen, in an optimizer" in finding.observed
+    assert ("error", "parameters-treated-differently") in findings(checked(change=share))
+
+
+def share(net: Net) -> None:
+    net.layers[1] = net.layers[0]
+
+
+@pytest.mark.parametrize("call", ["clipping", "schedule", "eval"])
+def test_a_missing_call_is_an_error(call: str, checked: Callable[..., CheckResult]) -> None:
+    found = [f for f in checked(without=call).report.findings if f.diagnosis == "calls-follow-in-new-order"]
+    assert [finding.severity for finding in found] == ["error"]

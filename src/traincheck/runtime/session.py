@@ -92,8 +92,9 @@ class Session:
         if self.settings.records_settings:
             from traincheck.relations.consistent.computation import DESCRIPTIONS
             from traincheck.relations.consistent.configuration import SETTINGS
+            from traincheck.relations.consistent.parameter_treatment import TREATMENTS
 
-            demand |= SETTINGS | DESCRIPTIONS
+            demand |= SETTINGS | DESCRIPTIONS | TREATMENTS
         published_bytes = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._publisher: RankPublisher | None = None
         recording_bytes = self.settings.keep_recording - published_bytes

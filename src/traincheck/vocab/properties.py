@@ -24,6 +24,8 @@ RETURNS_LENGTH, RETURNS_WIDTH, RETURNS_MORE = "returns length", "returns width",
 GIVES_BACK, LEAVES_ARGUMENT, LEAVES_NORM = "gives back", "leaves argument", "leaves norm"
 
 HAS, HAS_ONLY = "has", "has only"
+TREATS_SO, TREATS_ONLY_SO = "treats so", "treats only so"
+FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
 USES_NUMBER, USES_ONLY_NUMBERS = "uses number", "uses only numbers"
 IS, STAYS, KEEPS, RESTORES, TAKES_OVER = "is", "stays", "keeps", "restores", "takes over"
 SAVED_EQUALS_LIVE, LIVE_EQUALS_LOADED = "saved equals live", "live equals loaded"
@@ -112,6 +114,10 @@ VERBS: dict[str, VerbTraits] = {
     HAS_ONLY: VerbTraits("a module has no operations but these"),
     USES_NUMBER: VerbTraits("an operation has this number in the code", element_of=USES_ONLY_NUMBERS, most_elements=4),
     USES_ONLY_NUMBERS: VerbTraits("an operation has no numbers in the code but these"),
+    TREATS_SO: VerbTraits("a program treats a parameter in this way", element_of=TREATS_ONLY_SO),
+    TREATS_ONLY_SO: VerbTraits("a program treats its parameters in no other ways"),
+    FOLLOWS: VerbTraits("one call follows another", element_of=FOLLOWS_ONLY),
+    FOLLOWS_ONLY: VerbTraits("calls follow each other in no other order"),
     IS: VerbTraits("a setting of the program has this value"),
     STAYS: VerbTraits("a value is the same at the next update"),
     KEEPS: VerbTraits("a parameter group has all entries that it had"),

@@ -5,7 +5,8 @@ Source: OSDI '25, section 3.2. Its parts:
 * values that stay from update to update (constancy.py);
 * training flags over an evaluation (train_mode_restored.py);
 * the learning rate against its scheduler (learning_rates.py);
-* the settings of a program (configuration.py), and the operations of its modules (computation.py);
+* the settings of a program (configuration.py), the operations of its modules (computation.py), how it treats its
+  parameters (parameter_treatment.py), and the order of its calls (call_order.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
 * one name on several ranks (replicas.py and buffers.py), and the batches of several ranks (batches.py);
@@ -24,11 +25,13 @@ from typing import ClassVar
 from traincheck.relations.consistent import buffers, replicas
 from traincheck.relations.consistent.batches import Batches
 from traincheck.relations.consistent.buffers import Buffers
+from traincheck.relations.consistent.call_order import CallOrder
 from traincheck.relations.consistent.checkpoint_match import CheckpointMatch
 from traincheck.relations.consistent.computation import Computation
 from traincheck.relations.consistent.configuration import Configuration
 from traincheck.relations.consistent.constancy import Constancy
 from traincheck.relations.consistent.learning_rates import LearningRates
+from traincheck.relations.consistent.parameter_treatment import ParameterTreatment
 from traincheck.relations.consistent.readiness import Readiness
 from traincheck.relations.consistent.replayed_steps import ReplayedSteps
 from traincheck.relations.consistent.replicas import Replicas
@@ -52,6 +55,8 @@ class Consistent(Composite):
         LearningRates,
         Configuration,
         Computation,
+        ParameterTreatment,
+        CallOrder,
         Readiness,
         Restarts,
         ReplayedSteps,

@@ -1,5 +1,5 @@
-"""Readings of an optimizer's hyperparameters, class and step counters, and of the dtype and `requires_grad` of
-parameters."""
+"""Readings of an optimizer's hyperparameters, class and step counters, of the dtype and `requires_grad` of parameters,
+and of how a program treats its parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import TREATED, TREATMENT, Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
 
@@ -27,7 +27,10 @@ PARAMETER_ATTRIBUTES = ("dtype", "requires_grad")
 KEYS = "keys"
 STEP, LOWEST_STEP = "step", "lowest_step"
 
-_CONTEXTS = {kind: facts(kind=kind) for kind in (HYPERPARAMETER, OPTIMIZER, STATE)}
+OFTEN, SELDOM = 5, 50
+"""The treatment of parameters is described at the first steps, then at one step in `SELDOM`."""
+
+_CONTEXTS = {kind: facts(kind=kind) for kind in (HYPERPARAMETER, OPTIMIZER, STATE, TREATMENT)}
 _PARAMS = ("params", "param_names")
 """Entries of a parameter group that are not settings."""
 
@@ -77,6 +80,9 @@ class OptimizerReadings:
         self._catalog = catalog
         self._recorder = recorder
         self._last_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
+        self._first_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
+        self._steps = 0
+        self._reported_treatments: set[tuple[str, tuple[str, ...]]] = set()
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
@@ -86,10 +92,13 @@ class OptimizerReadings:
         self._reads_class = demand.takes_reading(OPTIMIZER, "class")
         self._counters = [name for name in (STEP, LOWEST_STEP) if demand.takes_reading(STATE, name)]
         self._attributes = [name for name in PARAMETER_ATTRIBUTES if demand.takes_reading("parameter", name)]
+        self._describes_treatment = demand.takes_reading(TREATMENT, TREATED)
 
     def forget_reported(self) -> None:
         """Report all values again at the next step."""
         self._last_settings.clear()
+        self._reported_treatments.clear()
+        self._steps = 0
         for variable, _ in self._catalog.living():
             for attribute in self._attributes:
                 variable.last_readings.pop(attribute, None)
@@ -109,6 +118,10 @@ class OptimizerReadings:
                 self._last_settings[optimizer] = now
         if self._attributes:
             self._read_parameters(call, name)
+        if self._describes_treatment:
+            self._steps += 1
+            if self._steps <= OFTEN or self._steps % SELDOM == 0:
+                self._describe_treatment(call)
 
     def step_ends(self, optimizer: Any, name: str, call: int) -> None:
         """Read the optimizer's step counters after a step."""
@@ -177,6 +190,24 @@ class OptimizerReadings:
                         variable.last_readings[attribute] = value
                         context = _parameter_context(variable.facts(tensor, name))
                         self._report(call, variable.name, "parameter", attribute, value, LIVE, context)
+
+    def _describe_treatment(self, call: int) -> None:
+        """Report how each model's parameters are treated, if that is new."""
+        from traincheck.sources.optimizers.parameter_treatment import describe  # not before the first step
+
+        with hidden_from_modes():
+            groups_by_optimizer = {name: self._at_first(optimizer) for name, optimizer in self._catalog.optimizers()}
+            treatments = describe(self._catalog, groups_by_optimizer)
+        for model, lines in treatments.items():
+            if (model, lines) not in self._reported_treatments:
+                self._reported_treatments.add((model, lines))
+                self._report(call, model, TREATMENT, TREATED, "\n".join(lines), LIVE)
+
+    def _at_first(self, optimizer: Any) -> list[dict[str, FactValue]]:
+        """The settings of each group of an optimizer when it was first seen here."""
+        groups = self._first_settings.setdefault(optimizer, [])
+        groups += [settings(group) for group in optimizer.param_groups[len(groups) :]]
+        return groups
 
     def _report(
         self,
