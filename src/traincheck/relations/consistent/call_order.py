@@ -89,8 +89,8 @@ class CallOrder:
 
 
 def _name(call: Call) -> str:
-    """The name of a call that drives training: of `DRIVING`, or the forward of a whole model in training mode. Empty for
-    other calls."""
+    """The name of a call that drives training: of `DRIVING`, or the forward of a whole model in training mode. Empty
+    for other calls."""
     api = call.levels[-1]
     if api in DRIVING:
         return short(api)
