@@ -31,6 +31,8 @@ KINDS = (
 GENERAL = {
     "computation-differs": ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision"),
     "parameters-treated-differently": ("freezing", "groups", "tying"),
+    "rate-takes-new-course": ("schedule",),
+    "setting-changed": ("data-order", "samplers", "groups", "precision"),
     "calls-follow-in-new-order": ("clearing", "stepping", "modes", "schedule", "clipping", "accumulation", "scaler"),
 }
 """Diagnoses that compare a run with earlier ones, with the kinds of errors that each of them names."""

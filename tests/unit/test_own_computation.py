@@ -69,12 +69,13 @@ def train(
         {"params": [p for p in net.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ],
     without: str = "",
+    horizon: int = 100,
 ) -> None:
     torch.manual_seed(seed)
     net = Net(width, depth)
     change(net)
     optimizer = torch.optim.AdamW(optimized(net, decay), lr=lr)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=horizon)
     for step in range(steps):
         x = torch.randn(batch, 5, 4)
         optimizer.zero_grad()
@@ -206,6 +207,12 @@ def test_a_frozen_or_shared_parameter_is_treated_differently(checked: Callable[.
 
 def share(net: Net) -> None:
     net.layers[1] = net.layers[0]
+
+
+def test_a_schedule_that_ends_too_early_is_an_error(checked: Callable[..., CheckResult]) -> None:
+    (finding,) = checked(horizon=3).report.findings
+    assert (finding.severity, finding.step, finding.diagnosis) == ("error", 5, "rate-takes-new-course")
+    assert "here the rate stays; in good runs the rate rises" in finding.observed
 
 
 @pytest.mark.parametrize("call", ["clipping", "schedule", "eval"])

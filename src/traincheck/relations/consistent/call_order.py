@@ -27,6 +27,7 @@ DRIVING = (
     UPDATE,
     BACKWARD,
     SCHEDULE,
+    "torch.optim.Optimizer.__init__",
     "torch.optim.Optimizer.zero_grad",
     "torch.nn.Module.zero_grad",
     "torch.nn.Module.train",

@@ -24,7 +24,7 @@ MAX_OBJECTS = 16
 
 _SETTINGS_BY_KIND: dict[str, frozenset[str]] = {
     "optimizer": frozenset(("class",)),
-    "loader": frozenset(("batch_size", "dataset_size")),
+    "loader": frozenset(("batch_size", "dataset_size", "sampler", "drop_last")),
     "module": frozenset(("class", "input", "parameters")),
     "run": frozenset(("ranks",)),
 }

@@ -4,7 +4,7 @@ Source: OSDI '25, section 3.2. Its parts:
 * saved and loaded values against live ones (checkpoint_match.py);
 * values that stay from update to update (constancy.py);
 * training flags over an evaluation (train_mode_restored.py);
-* the learning rate against its scheduler (learning_rates.py);
+* the learning rate against its scheduler (learning_rates.py), and its course (rate_course.py);
 * the settings of a program (configuration.py), the operations of its modules (computation.py), how it treats its
   parameters (parameter_treatment.py), and the order of its calls (call_order.py);
 * what has to happen before a model is used (readiness.py);
@@ -32,6 +32,7 @@ from traincheck.relations.consistent.configuration import Configuration
 from traincheck.relations.consistent.constancy import Constancy
 from traincheck.relations.consistent.learning_rates import LearningRates
 from traincheck.relations.consistent.parameter_treatment import ParameterTreatment
+from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.readiness import Readiness
 from traincheck.relations.consistent.replayed_steps import ReplayedSteps
 from traincheck.relations.consistent.replicas import Replicas
@@ -53,6 +54,7 @@ class Consistent(Composite):
         Constancy,
         TrainModeRestored,
         LearningRates,
+        RateCourse,
         Configuration,
         Computation,
         ParameterTreatment,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, TensorDataset
 
 from traincheck.sources.data.loader_workers import Rounds
 from traincheck.sources.data.random_states import combined
@@ -166,6 +166,23 @@ def batch_size(loader: DataLoader[Any]) -> int | None:
     if size is None:
         size = getattr(loader.batch_sampler, "batch_size", None)
     return size if type(size) is int else None
+
+
+def sampler_of(loader: DataLoader[Any]) -> str:
+    """Return what chooses the samples: the class of the sampler, and whether it shuffles if it says so."""
+    if isinstance(loader.dataset, IterableDataset):
+        return "stream"
+    batch_sampler = loader.batch_sampler
+    custom = batch_sampler is not None and type(batch_sampler) is not BatchSampler
+    sampler = batch_sampler if custom else loader.sampler
+    shuffle = vars(sampler).get("shuffle") if hasattr(sampler, "__dict__") else None
+    order = f" (shuffle={shuffle})" if type(shuffle) is bool else ""
+    return f"{type(sampler).__name__}{order}"
+
+
+def drops_last(loader: DataLoader[Any]) -> bool:
+    """Return whether the loader drops an incomplete last batch."""
+    return bool(loader.drop_last)
 
 
 def _length(sized: Any) -> int | None:

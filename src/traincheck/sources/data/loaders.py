@@ -22,9 +22,11 @@ from traincheck.sources.data.loader_epochs import (
     announced_length,
     batch_size,
     dataset_size,
+    drops_last,
     is_torch_only,
     order_of_batch,
     order_of_indices,
+    sampler_of,
     tensors_in,
 )
 from traincheck.sources.data.loader_workers import KIND as WORKER
@@ -44,10 +46,12 @@ NEXT = ("torch.utils.data.DataLoader.__next__",)
 ITER = ("torch.utils.data.DataLoader.__iter__",)
 LOADER, RANDOM = "loader", "random"
 LENGTH, BATCHES, ORDER = "length", "batches", "order"
-SIZES: dict[str, tuple[str, Callable[[Any], int | None]]] = {
+SETTINGS: dict[str, tuple[str, Callable[[Any], FactValue]]] = {
     LENGTH: (ANNOUNCED, announced_length),
     "batch_size": (LIVE, batch_size),
     "dataset_size": (LIVE, dataset_size),
+    "sampler": (LIVE, sampler_of),
+    "drop_last": (LIVE, drops_last),
 }
 """Readings of a loader at the beginning of an epoch: the role, and the function that reads it."""
 PROCESS = "process"
@@ -101,14 +105,14 @@ class LoaderSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        self._sizes = [name for name in SIZES if demand.takes_reading(LOADER, name)]
+        self._settings = [name for name in SETTINGS if demand.takes_reading(LOADER, name)]
         self._results = [name for name in (BATCHES, ORDER) if demand.takes_reading(LOADER, name)]
         self._streams = [name for name in STREAMS if demand.takes_reading(RANDOM, name)]
         self._reads = ValueRequest.of(demand, NEXT)
         self._tensors = bool(self._reads) or demand.reads_values(NEXT, TENSORS)
         read_at_next = self._results or self._tensors or demand.takes_readings(WORKER)
         self._records_next = demand.records_call(NEXT) or bool(read_at_next)
-        self._records_iter = demand.records_call(ITER) or bool(self._sizes or self._streams)
+        self._records_iter = demand.records_call(ITER) or bool(self._settings or self._streams)
         undo = UndoStack()
         undo.enter_context(self._workers.attach(demand, recorder))
         # TrainCheck follows an epoch from beginning to end, through watched and unwatched steps.
@@ -206,12 +210,12 @@ class LoaderSource:
             state = stream_fingerprint(attribute)
             if state is not None:
                 self._read(PROCESS, RANDOM, attribute, state, LIVE, call, ())
-        for attribute in self._sizes:
-            role, read = SIZES[attribute]
+        for attribute in self._settings:
+            role, read = SETTINGS[attribute]
             with self._recorder.querying_program():
-                size = read(loader)
-            if size is not None:
-                self._read(receiver, LOADER, attribute, size, role, call, ())
+                value = read(loader)
+            if value is not None:
+                self._read(receiver, LOADER, attribute, value, role, call, ())
 
     def _epoch_of(self, iterator: Any) -> LoaderEpoch | None:
         entry = self._epochs.get(id(iterator))
