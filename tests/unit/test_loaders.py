@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from loops import net, sgd, stages, train, work
 from observed_process import Seen, observing
@@ -145,6 +145,30 @@ def test_an_iterator_from_before_has_no_length_to_fall_short_of() -> None:
         assert len(list(before)) == 2
     assert {call.receiver for call in seen.named(NEXT)} == {"DataLoader"}
     assert readings(seen, attribute="batches") == []
+
+
+# -- the settings of a loader -----------------------------------------------------------------------------------------
+
+
+class Turned(DistributedSampler[Any]):
+    """A sampler of a program."""
+
+
+def test_a_loader_says_what_chooses_its_samples() -> None:
+    data = numbers()
+    share = {"num_replicas": 1, "rank": 0}
+    loaders = [
+        DataLoader(data),
+        DataLoader(data, shuffle=True, batch_size=2, drop_last=True),
+        DataLoader(data, sampler=Turned(data, shuffle=False, **share)),  # type: ignore[arg-type]
+        DataLoader(data, batch_sampler=[[0, 1], [2]]),
+    ]
+    with observing() as seen:
+        for loader in loaders:
+            list(loader)
+    samplers = [value for _, value in values_of(seen, "sampler")]
+    assert samplers == ["SequentialSampler", "RandomSampler", "Turned (shuffle=False)", "list"]
+    assert [value for _, value in values_of(seen, "drop_last")] == [False, True, False, False]
 
 
 # -- what a loader announces, and what comes of it -------------------------------------------------------------------

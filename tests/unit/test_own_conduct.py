@@ -1,0 +1,81 @@
+"""What a program does in every good run, apart from its computation: the order of its calls, and the course of the
+rate."""
+
+from __future__ import annotations
+
+import json
+
+from traincheck.relations.consistent.call_order import CallOrder
+from traincheck.relations.consistent.rate_course import RateCourse
+from traincheck.testing.readable_traces import from_text
+from traincheck.vocab.events import Window
+
+CLEAR = "lifecycle torch.optim.Adam.zero_grad < torch.optim.Optimizer.zero_grad receiver=Adam"
+BACKWARD = "lifecycle torch.autograd.backward"
+STEP = "lifecycle torch.optim.Adam.step < torch.optim.Optimizer.step receiver=Adam"
+
+
+def windows(*lines_of_windows: str) -> list[Window]:
+    """Windows of consecutive training steps, each with these calls."""
+    return from_text("\n".join(f"window train step={step}\n{lines}" for step, lines in enumerate(lines_of_windows, 1)))
+
+
+def pairs(part: CallOrder, window: Window) -> list[str]:
+    return [prop.detail for occasion in part.occasions(window) for prop in occasion.held]
+
+
+def test_pairs_go_on_from_window_to_window() -> None:
+    part = CallOrder()
+    step = f"  {CLEAR}\n  {BACKWARD}\n  {STEP}\n"
+    first, second = windows(step, step)
+    inside = ["Optimizer.zero_grad, then backward", "backward, then Optimizer.step"]
+    assert pairs(part, first) == ["the start, then Optimizer.zero_grad", *inside]
+    assert pairs(part, second) == ["Optimizer.step, then Optimizer.zero_grad", *inside]
+
+
+def test_after_a_gap_no_pair_is_made_up() -> None:
+    part = CallOrder()
+    first, second = windows(f"  {BACKWARD}\n", f"  {STEP}\n  {CLEAR}\n")
+    pairs(part, first)
+    part.forget()
+    assert pairs(part, second) == ["Optimizer.step, then Optimizer.zero_grad"]
+
+
+def test_calls_inside_another_one_are_left_out() -> None:
+    (window,) = windows(f"  {STEP}\n    {CLEAR}\n    {BACKWARD}\n  {CLEAR}\n")
+    assert pairs(CallOrder(), window) == [
+        "the start, then Optimizer.step",
+        "Optimizer.step, then Optimizer.zero_grad",
+    ]
+
+
+def test_forwards_count_in_training_mode_only() -> None:
+    forward = "module Net.forward < torch.nn.Module.forward receiver=Net#2 context="
+    modes = [("on", True), ("off", True), ("on", False)]
+    contexts = [{"grad_mode": mode, "outermost": True, "parametric": True, "training": flag} for mode, flag in modes]
+    lines = [forward + json.dumps(context) for context in contexts]
+    (window,) = windows("".join(f"  {line}\n" for line in lines))
+    assert pairs(CallOrder(), window) == [
+        "the start, then forward of Net",
+        "forward of Net, then forward of Net without gradients",
+    ]
+
+
+def test_a_rate_rises_falls_stays_or_is_zero() -> None:
+    part = RateCourse()
+    rates = (0.1, 0.2, None, 0.1, 0.1 + 1e-17, 0.0)
+    lines = [
+        f"  {STEP}\n" + ("" if rate is None else f"    reading hyperparameter.lr Adam.param_groups[0] {rate}\n")
+        for rate in rates
+    ]
+    found = [[prop.detail for o in part.occasions(window) for prop in o.held] for window in windows(*lines)]
+    assert found == [
+        [],
+        ["the rate rises"],
+        ["the rate stays"],
+        ["the rate falls"],
+        ["the rate stays"],
+        ["the rate is zero"],
+    ]
+    part.forget()
+    assert list(part.occasions(windows(lines[0])[0])) == []
