@@ -32,6 +32,7 @@ GENERAL = {
     "computation-differs": ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision"),
     "parameters-treated-differently": ("freezing", "groups", "tying"),
     "rate-takes-new-course": ("schedule",),
+    "batches-repeat": ("data-order", "samplers", "augmentation", "worker-seeds"),
     "setting-changed": ("data-order", "samplers", "groups", "precision"),
     "calls-follow-in-new-order": ("clearing", "stepping", "modes", "schedule", "clipping", "accumulation", "scaler"),
 }

@@ -1,5 +1,4 @@
-"""What a program does in every good run, apart from its computation: the order of its calls, and the course of the
-rate."""
+"""What a program does in every good run: the order of its calls, the course of the rate, and whether batches repeat."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import json
 
 from traincheck.relations.consistent.call_order import CallOrder
 from traincheck.relations.consistent.rate_course import RateCourse
+from traincheck.relations.consistent.repeated_batches import RepeatedBatches
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import Window
 
@@ -28,7 +28,11 @@ def test_pairs_go_on_from_window_to_window() -> None:
     part = CallOrder()
     step = f"  {CLEAR}\n  {BACKWARD}\n  {STEP}\n"
     first, second = windows(step, step)
-    inside = ["Optimizer.zero_grad, then backward", "backward, then Optimizer.step"]
+    inside = [
+        "Optimizer.zero_grad, then backward",
+        "backward, then Optimizer.step",
+        "Optimizer.step after one backward",
+    ]
     assert pairs(part, first) == ["the start, then Optimizer.zero_grad", *inside]
     assert pairs(part, second) == ["Optimizer.step, then Optimizer.zero_grad", *inside]
 
@@ -41,10 +45,17 @@ def test_after_a_gap_no_pair_is_made_up() -> None:
     assert pairs(part, second) == ["Optimizer.step, then Optimizer.zero_grad"]
 
 
+def test_an_update_says_whether_it_follows_several_backwards() -> None:
+    part = CallOrder()
+    found = [pairs(part, window)[-1] for window in windows(f"  {BACKWARD}\n  {BACKWARD}\n  {STEP}\n", f"  {STEP}\n")]
+    assert found == ["Optimizer.step after several backwards", "Optimizer.step after no backward"]
+
+
 def test_calls_inside_another_one_are_left_out() -> None:
     (window,) = windows(f"  {STEP}\n    {CLEAR}\n    {BACKWARD}\n  {CLEAR}\n")
     assert pairs(CallOrder(), window) == [
         "the start, then Optimizer.step",
+        "Optimizer.step after no backward",
         "Optimizer.step, then Optimizer.zero_grad",
     ]
 
@@ -79,3 +90,21 @@ def test_a_rate_rises_falls_stays_or_is_zero() -> None:
     ]
     part.forget()
     assert list(part.occasions(windows(lines[0])[0])) == []
+
+
+def test_batches_repeat_within_a_pass_or_from_pass_to_pass() -> None:
+    part = RepeatedBatches()
+    iterate = "  lifecycle torch.utils.data.DataLoader.__iter__ receiver=DataLoader#1\n"
+    forward = "  module Net.forward < torch.nn.Module.forward receiver=Net\n    reading module.content Net {}\n"
+    steps = [iterate + forward.format(1), forward.format(2), forward.format(2), forward.format(1)]
+    steps += [iterate + forward.format(2), forward.format(9)]
+    found = [(o.subject.grain, prop.detail) for w in windows(*steps) for o in part.occasions(w) for prop in o.held]
+    first, later = "batches of the first pass of Net", "batches of later passes of Net"
+    assert found == [
+        (first, "the batch is new"),
+        (first, "the batch is new"),
+        (first, "the batch is the last one again"),
+        (first, "the batch is an earlier one again"),
+        (later, "the batch is one of an earlier pass"),
+        (later, "the batch is new"),
+    ]

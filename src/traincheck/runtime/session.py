@@ -90,11 +90,9 @@ class Session:
         rules = deployable(book.invariants, self.settings.script)
         demand = demand_of(rules) if self.settings.mode == "run" else EVERYTHING
         if self.settings.records_settings:
-            from traincheck.relations.consistent.computation import DESCRIPTIONS
-            from traincheck.relations.consistent.configuration import SETTINGS
-            from traincheck.relations.consistent.parameter_treatment import TREATMENTS
+            from traincheck.relations.consistent.own_runs import REFERENCE
 
-            demand |= SETTINGS | DESCRIPTIONS | TREATMENTS
+            demand |= REFERENCE
         published_bytes = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._publisher: RankPublisher | None = None
         recording_bytes = self.settings.keep_recording - published_bytes

@@ -26,6 +26,7 @@ GIVES_BACK, LEAVES_ARGUMENT, LEAVES_NORM = "gives back", "leaves argument", "lea
 HAS, HAS_ONLY = "has", "has only"
 TREATS_SO, TREATS_ONLY_SO = "treats so", "treats only so"
 FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
+BATCH_IS, BATCH_IS_ONLY = "batch is", "batch is only"
 TAKES_COURSE, TAKES_ONLY_COURSES = "takes course", "takes only courses"
 USES_NUMBER, USES_ONLY_NUMBERS = "uses number", "uses only numbers"
 IS, STAYS, KEEPS, RESTORES, TAKES_OVER = "is", "stays", "keeps", "restores", "takes over"
@@ -121,6 +122,8 @@ VERBS: dict[str, VerbTraits] = {
     FOLLOWS_ONLY: VerbTraits("calls follow each other in no other order"),
     TAKES_COURSE: VerbTraits("the learning rate does this at an update", element_of=TAKES_ONLY_COURSES),
     TAKES_ONLY_COURSES: VerbTraits("the learning rate does nothing else at an update"),
+    BATCH_IS: VerbTraits("a batch is new, or one that came before", element_of=BATCH_IS_ONLY),
+    BATCH_IS_ONLY: VerbTraits("batches are new or repeat in no other ways"),
     IS: VerbTraits("a setting of the program has this value"),
     STAYS: VerbTraits("a value is the same at the next update"),
     KEEPS: VerbTraits("a parameter group has all entries that it had"),

@@ -2,7 +2,8 @@
 
 A pair of calls that follow each other is a line such as `backward, then Optimizer.step`. A program has few of them, and
 another seed, length or batch size gives the same ones, unless it leaves a rare branch. A missing call shows as a new
-pair, too: without the update, `zero_grad` follows `backward`.
+pair, too: without the update, `zero_grad` follows `backward`. Pairs do not count, so each update also says whether it
+follows one backward, several or none: an exact number would change with a ragged end of gradient accumulation.
 
 Calls inside another one do not count: what a gradient scaler, a closure or a library does between is its own affair.
 The class of an optimizer is not part of a line, because people tune it.
@@ -41,14 +42,20 @@ DRIVING = (
 )
 """The calls that drive training, by their most general name."""
 
+ORDER = Demand.of_calls(*DRIVING, FORWARD)
+"""The demand for all of them. Without one of these calls, others would seem to follow each other."""
+
 SUBJECT = Subject(UPDATE, GRAIN)
+
+_COUNTS = ("no backward", "one backward", "several backwards")
 
 
 class CallOrder:
-    """Yields an occasion for each pair of calls that follow each other, once in a window."""
+    """Yields an occasion for each pair of calls that follow each other, and for each update, once in a window."""
 
     def __init__(self) -> None:
         self._last: dict[int, str] = {}
+        self._backwards: dict[int, int] = {}
         self._from_start = True
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
@@ -63,6 +70,11 @@ class CallOrder:
             if last:
                 pairs.setdefault(f"{last}, then {name}", call)
             self._last[call.thread] = name
+            if call.levels[-1] == BACKWARD:
+                self._backwards[call.thread] = self._backwards.get(call.thread, 0) + 1
+            elif call.levels[-1] == UPDATE and (last or self._backwards):
+                backwards = min(self._backwards.pop(call.thread, 0), len(_COUNTS) - 1)
+                pairs.setdefault(f"{name} after {_COUNTS[backwards]}", call)
         for pair, call in pairs.items():
             held = frozenset((Property(FOLLOWS, GRAIN, pair),))
             yield Occasion(SUBJECT, (), held, frozenset(), call.seq, site=call.site)
@@ -70,6 +82,7 @@ class CallOrder:
     def forget(self) -> None:
         """The calls of dropped windows are unknown."""
         self._last.clear()
+        self._backwards.clear()
         self._from_start = False
 
     @staticmethod
@@ -78,7 +91,7 @@ class CallOrder:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(*DRIVING, FORWARD)
+        return ORDER
 
     @staticmethod
     def is_optional_practice(prop: Property) -> bool:

@@ -16,7 +16,7 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import HAS, USES_NUMBER
 
 DESCRIPTIONS = Demand.of_calls(BACKWARD) | Demand.of_readings(f"{GRAPH}.{GRAPH_OPERATIONS}", f"{GRAPH}.{GRAPH_NUMBERS}")
-"""The demand for all descriptions, if no rule requests them: other runs may be compared with this one."""
+"""The demand for all descriptions, see own_runs.py."""
 
 OPERATIONS, NUMBERS = f"{GRAPH}.{GRAPH_OPERATIONS}", f"{GRAPH}.{GRAPH_NUMBERS}"
 

@@ -1,4 +1,4 @@
-"""Record the settings of a program: learning rate, batch size, optimizer, model, precision and number of ranks.
+"""Record the settings of a program: learning rate, batch size, optimizer, model, clipping, precision, number of ranks.
 
 No setting is right or wrong. TrainCheck keeps them for each program, so that a check of a changed run reports the
 changes: as notices where people tune them, as errors where three good runs never varied them. Groups of an optimizer,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.parts import FORWARD, UPDATE, named, phrase_for
+from traincheck.relations.parts import FORWARD, UPDATE, calls_of, named, phrase_for
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import LIVE, TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, value_of
@@ -45,6 +45,12 @@ TUNED = frozenset(
 """What people change on purpose: rate, sizes, the optimizer, the model. Others (weight decay, momentum, precision) are
 mostly lost by accident."""
 
+CLIPPING = {
+    "torch.nn.utils.clip_grad_norm_": ("max_norm", "norm_type"),
+    "torch.nn.utils.clip_grad_value_": ("clip_value",),
+}
+"""The arguments of clipping that are settings."""
+
 _API_BY_KIND = {
     "hyperparameter": UPDATE,
     "optimizer": UPDATE,
@@ -52,7 +58,7 @@ _API_BY_KIND = {
     "loader": "torch.utils.data.DataLoader.__iter__",
 }
 
-SETTINGS = Demand.of_calls(*_API_BY_KIND.values()) | Demand.of_readings(
+SETTINGS = Demand.of_calls(*_API_BY_KIND.values(), *CLIPPING) | Demand.of_readings(
     "hyperparameter.*", *(f"{kind}.{name}" for kind, names in _SETTINGS_BY_KIND.items() for name in sorted(names))
 )
 """The demand for the settings of a run if no rule requests them: other runs may be compared with it."""
@@ -73,6 +79,7 @@ class Configuration:
         if window.stage == TRAIN and not self._trained:
             self._trained = True
             yield from _precision(window)
+        yield from self._of_clipping(window)
         for reading in window.readings:
             if not _is_setting(reading, window):
                 continue
@@ -85,6 +92,15 @@ class Configuration:
             # `failed` is None: any other value is a violation.
             yield Occasion(Subject(quantity, f"{GRAIN} {position}"), (), held, None, reading.call, (reading.variable,))
 
+    def _of_clipping(self, window: Window) -> Iterator[Occasion]:
+        for call in calls_of(window, *CLIPPING):
+            for name in CLIPPING[call.levels[-1]]:
+                quantity, limit = f"clipping.{name}", value_of(call.args, name)
+                if limit is not None and quantity not in self._seen:
+                    self._seen[quantity] = {call.name: 1}
+                    held = frozenset((Property(IS, quantity, _written(limit)),))
+                    yield Occasion(Subject(quantity, f"{GRAIN} 1"), (), held, None, call.seq)
+
     def forget(self) -> None:
         """Stop recording: after a gap, a reading may not be the first."""
         self._from_start = False
@@ -95,7 +111,10 @@ class Configuration:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        api = _API_BY_KIND.get(subject.api.partition(".")[0])
+        kind, _, attribute = subject.api.partition(".")
+        if kind == "clipping":
+            return Demand.of_calls(*(api for api, names in CLIPPING.items() if attribute in names))
+        api = _API_BY_KIND.get(kind)
         demand = Demand.of_calls(api) if api else NOTHING
         return demand if subject.api == PRECISION else demand | Demand.of_readings(subject.api)
 

@@ -18,7 +18,7 @@ from traincheck.vocab.properties import TREATS_SO
 QUANTITY = f"{TREATMENT}.{TREATED}"
 
 TREATMENTS = Demand.of_calls(UPDATE) | Demand.of_readings(QUANTITY)
-"""The demand for all descriptions, if no rule requests them: other runs may be compared with this one."""
+"""The demand for all descriptions, see own_runs.py."""
 
 
 class ParameterTreatment(ReadingPart):

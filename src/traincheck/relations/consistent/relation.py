@@ -7,6 +7,7 @@ Source: OSDI '25, section 3.2. Its parts:
 * the learning rate against its scheduler (learning_rates.py), and its course (rate_course.py);
 * the settings of a program (configuration.py), the operations of its modules (computation.py), how it treats its
   parameters (parameter_treatment.py), and the order of its calls (call_order.py);
+* the batches of one rank from step to step (repeated_batches.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
 * one name on several ranks (replicas.py and buffers.py), and the batches of several ranks (batches.py);
@@ -34,6 +35,7 @@ from traincheck.relations.consistent.learning_rates import LearningRates
 from traincheck.relations.consistent.parameter_treatment import ParameterTreatment
 from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.readiness import Readiness
+from traincheck.relations.consistent.repeated_batches import RepeatedBatches
 from traincheck.relations.consistent.replayed_steps import ReplayedSteps
 from traincheck.relations.consistent.replicas import Replicas
 from traincheck.relations.consistent.restarts import Restarts
@@ -59,6 +61,7 @@ class Consistent(Composite):
         Computation,
         ParameterTreatment,
         CallOrder,
+        RepeatedBatches,
         Readiness,
         Restarts,
         ReplayedSteps,

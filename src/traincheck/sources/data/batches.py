@@ -1,9 +1,10 @@
-"""Fingerprints the batch that a model trains on, so that ranks of a job can be compared.
+"""Fingerprints the batch that a model trains on, so that ranks of a job and the steps of one rank can be compared.
 
-relations/consistent/batches.py compares the readings. The same mistake shows in every step, so TrainCheck reads only a
-fixed sample of steps. Frozen parameters of the model never appear in updates; they are read once and recorded with each
-batch. Each reading also says whether the model gathers its parameters from all ranks (FSDP), so that each rank computes
-with the whole model.
+relations/consistent/repeated_batches.py compares the steps of one rank, as long as batches are small.
+relations/consistent/batches.py compares ranks. The same mistake shows in every step, so TrainCheck reads only a fixed
+sample of steps for it. Frozen parameters of the model never appear in updates; they are read once and recorded with
+each batch. Each reading also says whether the model gathers its parameters from all ranks (FSDP), so that each rank
+computes with the whole model.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ from traincheck.vocab.events import Reading
 from traincheck.vocab.facts import Facts, facts
 
 SOURCE = "modules"
-KIND, BATCH, FROZEN = "module", "batch", "frozen"
+KIND, BATCH, FROZEN, CONTENT = "module", "batch", "frozen", "content"
 
 MIN_ELEMENTS = 8
-"""Smaller batches may be equal on two ranks by chance."""
+"""Smaller batches may be equal on two ranks, or in two steps, by chance."""
+MAX_ELEMENTS = 4_000_000
+"""Larger batches cost too much to read in each step."""
 
 _CONTEXT = facts(kind=KIND)
 _OF_GATHERED = facts(kind=KIND, gathered=True)
 
 
 class BatchReadings:
-    """Takes the readings, in jobs of several ranks."""
+    """Takes the readings: those of one rank in each step, and those that ranks compare in a sample of steps."""
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -44,13 +47,16 @@ class BatchReadings:
 
     def set_demand(self, demand: Demand) -> None:
         """Take the readings that `demand` requests from now on."""
-        self._enabled = demand.takes_reading(KIND, BATCH)
+        self._compares_ranks = demand.takes_reading(KIND, BATCH)
+        self._compares_steps = demand.takes_reading(KIND, CONTENT)
 
     @property
     def should_read(self) -> bool:
         """Whether to read the input of the model in this step."""
-        coming = self._recorder.steps.window_step
-        return self._enabled and in_schedule(coming) and several_ranks()
+        return self._compares_steps or self._reads_for_ranks()
+
+    def _reads_for_ranks(self) -> bool:
+        return self._compares_ranks and in_schedule(self._recorder.steps.window_step) and several_ranks()
 
     def read(
         self, call: int, name: str, model: torch.nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]
@@ -58,23 +64,33 @@ class BatchReadings:
         """Read all tensors passed to the model in `call`, as one value; skip calls with an unreadable tensor."""
         with hidden_from_modes():
             batch = list(_tensors((*args, *keywords.values())))
-            if sum(tensor.numel() for tensor in batch) < MIN_ELEMENTS or not all(map(readable, batch)):
+            elements = sum(tensor.numel() for tensor in batch)
+            attributes = [CONTENT] if self._compares_steps and elements <= MAX_ELEMENTS else []
+            if self._reads_for_ranks():
+                attributes += [BATCH, FROZEN]
+            if elements < MIN_ELEMENTS or not attributes or not all(map(readable, batch)):
                 return
             values = deferred_fingerprints(batch)
-            if name not in self._models:
-                parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-                context = _OF_GATHERED if _is_gathered(model) else _CONTEXT
-                self._models[name] = _combined(fingerprints(parameters)), context
-            frozen, context = self._models[name]
+            frozen, context = self._model(name, model) if FROZEN in attributes else (0, _CONTEXT)
 
             def conclude(resolved: list[int | None], next_seq: NextSeq) -> None:
                 if None not in resolved:
-                    for attribute, value in ((BATCH, _combined(resolved)), (FROZEN, frozen)):
+                    content = _combined(resolved)
+                    for attribute in attributes:
+                        value = frozen if attribute == FROZEN else content
                         self._recorder.record_reading(
                             Reading(next_seq(), call, name, KIND, attribute, value, context=context)
                         )
 
-            self._recorder.transfers.when_ready(SOURCE, values, conclude, events=2)
+            self._recorder.transfers.when_ready(SOURCE, values, conclude, events=len(attributes))
+
+    def _model(self, name: str, model: torch.nn.Module) -> tuple[int, Facts]:
+        """The fingerprint of the frozen parameters of a model, and the context of its readings."""
+        if name not in self._models:
+            parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+            context = _OF_GATHERED if _is_gathered(model) else _CONTEXT
+            self._models[name] = _combined(fingerprints(parameters)), context
+        return self._models[name]
 
 
 def _is_gathered(model: torch.nn.Module) -> bool:
