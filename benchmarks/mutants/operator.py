@@ -30,6 +30,7 @@ KINDS = (
 
 GENERAL = {
     "computation-differs": ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision"),
+    "module-differs": ("dropout", "normalization"),
     "parameters-treated-differently": ("freezing", "groups", "tying"),
     "rate-takes-new-course": ("schedule",),
     "batches-repeat": ("data-order", "samplers", "augmentation", "worker-seeds"),

@@ -40,11 +40,13 @@ class Net(nn.Module):
     def __init__(self, width: int = 8, depth: int = 3) -> None:
         super().__init__()
         self.enter = nn.Linear(4, width)
+        self.enter.scheme = "plain"  # type: ignore[assignment]
         self.layers = nn.ModuleList(Attention(width) for _ in range(depth))
         self.leave = nn.Linear(width, 3)
 
     def forward(self, x: Rows) -> Rows:
         x = self.enter(x)
+        self.mean = float(x.detach().mean())
         for layer in self.layers:
             x = layer(x)
         return self.leave(x.mean(1))
@@ -183,6 +185,17 @@ def test_the_layer_without_a_mask_is_named(checked: Callable[..., CheckResult]) 
 def test_another_loss(loss: Callable[[Rows, Rows], Rows], line: str, checked: Callable[..., CheckResult]) -> None:
     (finding,) = [f for f in checked(loss=loss).report.findings if f.diagnosis == "computation-differs"]
     assert line in finding.observed
+
+
+def test_another_attribute_of_a_module_is_an_error(checked: Callable[..., CheckResult]) -> None:
+    """A number that the model computes while it trains is no attribute in this sense."""
+    (finding,) = [f for f in checked(change=rename).report.findings if f.diagnosis == "module-differs"]
+    assert finding.severity == "error"
+    assert "here enter is Linear(scheme=other); in good runs enter is Linear(scheme=plain)" in finding.observed
+
+
+def rename(net: Net) -> None:
+    net.enter.scheme = "other"  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ COMPUTATION: Final = "computation"
 GRAPH, GRAPH_OPERATIONS, GRAPH_NUMBERS = "graph", "operations", "numbers"
 """The kind and the attributes of readings that describe the graph of a backward, see sources/gradients/graphs.py."""
 
-TREATMENT, TREATED = "treatment", "parameters"
-"""The kind and the attribute of readings that describe how a program treats its parameters, see
-sources/optimizers/parameter_treatment.py."""
+TREATMENT, TREATED, MODULES = "treatment", "parameters", "modules"
+"""The kind and the attributes of readings that describe how a program treats its parameters
+(sources/optimizers/parameter_treatment.py), and what its modules are (sources/modules/module_attributes.py)."""
 
 ALL: Final = "*"
 """In `readings`: every attribute of a kind."""

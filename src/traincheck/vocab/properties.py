@@ -25,6 +25,7 @@ GIVES_BACK, LEAVES_ARGUMENT, LEAVES_NORM = "gives back", "leaves argument", "lea
 
 HAS, HAS_ONLY = "has", "has only"
 TREATS_SO, TREATS_ONLY_SO = "treats so", "treats only so"
+MODULE_IS, MODULE_IS_ONLY = "module is", "module is only"
 FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
 BATCH_IS, BATCH_IS_ONLY = "batch is", "batch is only"
 TAKES_COURSE, TAKES_ONLY_COURSES = "takes course", "takes only courses"
@@ -118,6 +119,8 @@ VERBS: dict[str, VerbTraits] = {
     USES_ONLY_NUMBERS: VerbTraits("an operation has no numbers in the code but these"),
     TREATS_SO: VerbTraits("a program treats a parameter in this way", element_of=TREATS_ONLY_SO),
     TREATS_ONLY_SO: VerbTraits("a program treats its parameters in no other ways"),
+    MODULE_IS: VerbTraits("a module has this class and these attributes", element_of=MODULE_IS_ONLY),
+    MODULE_IS_ONLY: VerbTraits("modules have no other classes and attributes"),
     FOLLOWS: VerbTraits("one call follows another", element_of=FOLLOWS_ONLY),
     FOLLOWS_ONLY: VerbTraits("calls follow each other in no other order"),
     TAKES_COURSE: VerbTraits("the learning rate does this at an update", element_of=TAKES_ONLY_COURSES),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from traincheck.relations.consistent.call_order import ORDER
 from traincheck.relations.consistent.computation import DESCRIPTIONS
 from traincheck.relations.consistent.configuration import SETTINGS
-from traincheck.relations.consistent.parameter_treatment import TREATMENTS
+from traincheck.relations.consistent.model_descriptions import MODELS
 
-REFERENCE = SETTINGS | DESCRIPTIONS | TREATMENTS | ORDER
+REFERENCE = SETTINGS | DESCRIPTIONS | MODELS | ORDER
 """The demand of a checked run, in addition to that of its rules. It leaves out the contents of batches: to read them in
 each step costs too much if no rule is about them."""

@@ -5,8 +5,8 @@ Source: OSDI '25, section 3.2. Its parts:
 * values that stay from update to update (constancy.py);
 * training flags over an evaluation (train_mode_restored.py);
 * the learning rate against its scheduler (learning_rates.py), and its course (rate_course.py);
-* the settings of a program (configuration.py), the operations of its modules (computation.py), how it treats its
-  parameters (parameter_treatment.py), and the order of its calls (call_order.py);
+* the settings of a program (configuration.py), the operations of its modules (computation.py), its modules and how
+  it treats its parameters (model_descriptions.py), and the order of its calls (call_order.py);
 * the batches of one rank from step to step (repeated_batches.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
@@ -32,7 +32,7 @@ from traincheck.relations.consistent.computation import Computation
 from traincheck.relations.consistent.configuration import Configuration
 from traincheck.relations.consistent.constancy import Constancy
 from traincheck.relations.consistent.learning_rates import LearningRates
-from traincheck.relations.consistent.parameter_treatment import ParameterTreatment
+from traincheck.relations.consistent.model_descriptions import ModelDescriptions
 from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.readiness import Readiness
 from traincheck.relations.consistent.repeated_batches import RepeatedBatches
@@ -59,7 +59,7 @@ class Consistent(Composite):
         RateCourse,
         Configuration,
         Computation,
-        ParameterTreatment,
+        ModelDescriptions,
         CallOrder,
         RepeatedBatches,
         Readiness,

@@ -17,7 +17,7 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.demand import TREATED, TREATMENT, Demand
+from traincheck.vocab.demand import MODULES, TREATED, TREATMENT, Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
 
@@ -28,7 +28,7 @@ KEYS = "keys"
 STEP, LOWEST_STEP = "step", "lowest_step"
 
 OFTEN, SELDOM = 5, 50
-"""The treatment of parameters is described at the first steps, then at one step in `SELDOM`."""
+"""Models are described at the first steps, then at one step in `SELDOM`."""
 
 _CONTEXTS = {kind: facts(kind=kind) for kind in (HYPERPARAMETER, OPTIMIZER, STATE, TREATMENT)}
 _PARAMS = ("params", "param_names")
@@ -82,7 +82,8 @@ class OptimizerReadings:
         self._last_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
         self._first_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
         self._steps = 0
-        self._reported_treatments: set[tuple[str, tuple[str, ...]]] = set()
+        self._module_attributes: Any = None  # not before the first step
+        self._reported_descriptions: set[tuple[str, str, tuple[str, ...]]] = set()
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
@@ -92,12 +93,12 @@ class OptimizerReadings:
         self._reads_class = demand.takes_reading(OPTIMIZER, "class")
         self._counters = [name for name in (STEP, LOWEST_STEP) if demand.takes_reading(STATE, name)]
         self._attributes = [name for name in PARAMETER_ATTRIBUTES if demand.takes_reading("parameter", name)]
-        self._describes_treatment = demand.takes_reading(TREATMENT, TREATED)
+        self._described = [name for name in (TREATED, MODULES) if demand.takes_reading(TREATMENT, name)]
 
     def forget_reported(self) -> None:
         """Report all values again at the next step."""
         self._last_settings.clear()
-        self._reported_treatments.clear()
+        self._reported_descriptions.clear()
         self._steps = 0
         for variable, _ in self._catalog.living():
             for attribute in self._attributes:
@@ -118,10 +119,10 @@ class OptimizerReadings:
                 self._last_settings[optimizer] = now
         if self._attributes:
             self._read_parameters(call, name)
-        if self._describes_treatment:
+        if self._described:
             self._steps += 1
             if self._steps <= OFTEN or self._steps % SELDOM == 0:
-                self._describe_treatment(call)
+                self._describe_models(call)
 
     def step_ends(self, optimizer: Any, name: str, call: int) -> None:
         """Read the optimizer's step counters after a step."""
@@ -191,17 +192,24 @@ class OptimizerReadings:
                         context = _parameter_context(variable.facts(tensor, name))
                         self._report(call, variable.name, "parameter", attribute, value, LIVE, context)
 
-    def _describe_treatment(self, call: int) -> None:
-        """Report how each model's parameters are treated, if that is new."""
-        from traincheck.sources.optimizers.parameter_treatment import describe  # not before the first step
+    def _describe_models(self, call: int) -> None:
+        """Report how each model's parameters are treated and what its modules are, if that is new."""
+        from traincheck.sources.modules.module_attributes import ModuleAttributes
+        from traincheck.sources.optimizers.parameter_treatment import describe
 
+        if self._module_attributes is None:
+            self._module_attributes = ModuleAttributes()
         with hidden_from_modes():
             groups_by_optimizer = {name: self._at_first(optimizer) for name, optimizer in self._catalog.optimizers()}
-            treatments = describe(self._catalog, groups_by_optimizer)
-        for model, lines in treatments.items():
-            if (model, lines) not in self._reported_treatments:
-                self._reported_treatments.add((model, lines))
-                self._report(call, model, TREATMENT, TREATED, "\n".join(lines), LIVE)
+            descriptions = {
+                TREATED: describe(self._catalog, groups_by_optimizer),
+                MODULES: self._module_attributes.describe(self._catalog),
+            }
+        for attribute in self._described:
+            for model, lines in descriptions[attribute].items():
+                if (attribute, model, lines) not in self._reported_descriptions:
+                    self._reported_descriptions.add((attribute, model, lines))
+                    self._report(call, model, TREATMENT, attribute, "\n".join(lines), LIVE)
 
     def _at_first(self, optimizer: Any) -> list[dict[str, FactValue]]:
         """The settings of each group of an optimizer when it was first seen here."""

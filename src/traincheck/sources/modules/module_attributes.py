@@ -1,0 +1,53 @@
+"""Describes the modules of a model by their classes and their plain attributes: flags, words and fractional numbers.
+
+Integers are left out, because most of them are sizes, and so are numbers of many digits, because a program has computed
+them. An attribute that a program changes while it trains (a temperature) is said to vary from the first change on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from traincheck.sources.modules.live_modules import plain_name
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.vocab.events import without_positions
+
+MAX_DIGITS = 6
+MAX_WORD = 24
+"""Longer texts are no words that select something."""
+VARIES = "varies"
+
+
+class ModuleAttributes:
+    """Remembers which attributes changed from one description to the next."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], object] = {}
+
+    def describe(self, catalog: VariableCatalog) -> dict[str, tuple[str, ...]]:
+        """The lines about the modules of each outermost module, by its class."""
+        lines: dict[str, set[str]] = {}
+        for root in catalog.outermost():
+            model = catalog.module_name(root).partition("#")[0]
+            for name, module in root.named_modules():
+                path = plain_name(name)
+                attributes = ", ".join(self._attributes(f"{catalog.module_name(root)}.{path}", module))
+                kind = without_positions(f".{path}")[1:] if path else "the model"
+                lines.setdefault(model, set()).add(f"{kind} is {type(module).__name__}({attributes})")
+        return {model: tuple(sorted(of_model)) for model, of_model in lines.items()}
+
+    def _attributes(self, path: str, module: Any) -> Iterator[str]:
+        for name, value in sorted(vars(module).items()):
+            if name.startswith("_") or name == "training" or not _is_plain(value):
+                continue
+            key = path, name
+            if self._seen.setdefault(key, value) != value:
+                self._seen[key] = VARIES
+            yield f"{name}={self._seen[key]}"
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is str:
+        return len(value) <= MAX_WORD and value.replace("-", "_").isidentifier()
+    return type(value) is bool or (type(value) is float and float(f"{value:.{MAX_DIGITS}g}") == value)
