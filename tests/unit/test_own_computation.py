@@ -16,8 +16,10 @@ import traincheck
 from torch_version import reports_graph_details
 from traincheck.checking.offline import check_folder
 from traincheck.checking.results import CheckResult
+from traincheck.inference.accept_run import accept
 from traincheck.inference.learn import learn
 from traincheck.invariants.book import Book
+from traincheck.invariants.diff import changed_sets
 from traincheck.vocab.properties import elements_of
 
 Rows = torch.Tensor
@@ -232,3 +234,24 @@ def test_a_schedule_that_ends_too_early_is_an_error(checked: Callable[..., Check
 def test_a_missing_call_is_an_error(call: str, checked: Callable[..., CheckResult]) -> None:
     found = [f for f in checked(without=call).report.findings if f.diagnosis == "calls-follow-in-new-order"]
     assert [finding.severity for finding in found] == ["error"]
+
+
+def test_an_intended_change_is_settled_by_one_acceptance(tmp_path: Path) -> None:
+    """What is new in a run that was accepted for a reason is known from then on, and nothing else is."""
+
+    def recorded(name: str, **changes: object) -> Path:
+        with traincheck.observe(tmp_path / name):
+            train(**{"seed": len(name), **changes})  # type: ignore[arg-type]
+        return tmp_path / name
+
+    accept([recorded(name) for name in ("a", "bb", "ccc")], tmp_path / "library")
+    acceptance = accept([recorded("dddd", change=mask_off)], tmp_path / "library", reason="no mask any more")
+    changed = {
+        entry.before.subject.grain.partition(" under ")[0]: entry for entry in changed_sets(acceptance.difference)
+    }
+    assert changed["model Net"].new == ("layers.* is Attention(masked=False)",)
+    assert "softmax(dim=-1) <- div" in changed["Net.layers.*"].new
+    again = check_folder(recorded("eeeee", change=mask_off), acceptance.book)
+    assert [finding.diagnosis for finding in again.report.findings] == []
+    frozen = check_folder(recorded("ffffff", change=freeze), acceptance.book)
+    assert ("error", "parameters-treated-differently") in findings(frozen)

@@ -50,6 +50,8 @@ def accept(
 ) -> Acceptance:
     """Add the recorded runs in `folders` to the library, and mute the rules of `packs` that accepted runs break.
 
+    With a `reason`, what is new in these runs is meant: it belongs to what the program does from now on.
+
     Raises BadOption for a run that was accepted before, RunFolderError for one that cannot be read, LibraryUnreadable,
     BookError and TallyError if the library cannot be read, and OutputError.
     """
@@ -72,7 +74,8 @@ def accept(
     kept_runs = {run.run for run in kept}
     tallies = [tally for tally in (*stored_tallies, *(tally for tally, _ in new.values())) if tally.run in kept_runs]
     older = read_book(library / BOOK) if (library / BOOK).is_file() else Book()
-    learned = with_contradictions(select_rules(sorted(tallies, key=_order))[0], packs, tallies)
+    approved = {run.run for run in kept if run.reason}
+    learned = with_contradictions(select_rules(sorted(tallies, key=_order), approved)[0], packs, tallies)
     book, _, unmuted = carry_over(learned, older.invariants)
     difference = compare(older, book)
     last = LastChange(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -31,8 +31,12 @@ MIN_RUNS_OF_A_SETTING = 2
 """A setting from a single run may be meant to vary from run to run, as a seed is."""
 
 
-def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
-    """Judge every candidate in the tallies, one for each run."""
+def select_rules(tallies: Sequence[Tally], approved: Set[str] = frozenset()) -> tuple[Book, Journal]:
+    """Judge every candidate in the tallies, one for each run.
+
+    `approved` are runs that somebody accepted for what is new in them. Where three others agree, what only these runs
+    showed belongs to a set as well.
+    """
     relations = plugins.load("traincheck.relations")
     journal = Journal()
     levels = {hierarchy for tally in tallies for hierarchy in tally.levels}
@@ -56,7 +60,7 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
         kept.extend(rules)
     for key in sorted(sets):
         with contextlib.suppress(*UNKNOWN):
-            kept.extend(_element_sets(key, relations[key[0]], tallies, journal))
+            kept.extend(_element_sets(key, relations[key[0]], tallies, journal, approved))
     remaining, implied = suppress(kept, levels, relations, seen)
     for implication in implied:
         journal.add(_entry(implication.rule, DROPPED, f"implied by {implication.by.id}: {implication.reason}"))
@@ -190,7 +194,13 @@ class _Candidate:
         self.journal.add(Entry(self.relation, self.sentence, condition, DROPPED, reason, runs, steps, held, failed))
 
 
-def _element_sets(key: Key, relation: Any, tallies: Sequence[Tally], journal: Journal) -> Iterator[Invariant]:
+MIN_RUNS = 3
+"""Runs that have to agree before one that was approved may add to what they showed."""
+
+
+def _element_sets(
+    key: Key, relation: Any, tallies: Sequence[Tally], journal: Journal, approved: Set[str]
+) -> Iterator[Invariant]:
     """A rule for each program: it has no elements but those that its runs had, and those that they always had.
 
     A new run may always show something new. So the runs have to have shown everything: leave one out, and the others
@@ -212,7 +222,9 @@ def _element_sets(key: Key, relation: Any, tallies: Sequence[Tally], journal: Jo
         known = frozenset().union(*runs.values())
         prop = set_of(ElementSet(known, frozenset(required[script])))
         sentence = relation.describe(subject, prop)
-        new, most = _shown_by_one(runs.values()), traits_of(min(known)).most_elements
+        others = [props for run, props in runs.items() if tallies[run].run not in approved]
+        new = _shown_by_one(others if len(others) >= MIN_RUNS else runs.values())
+        most = traits_of(min(known)).most_elements
         reason = (
             f"{len(new)} of {len(known)} were seen in one run of {script} only: another may show more" if new else ""
         )

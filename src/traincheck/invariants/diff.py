@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from traincheck.invariants.book import Book, LearnedRun
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.properties import elements_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,36 @@ def compare(a: Book, b: Book) -> Difference:
         tuple(sorted((left - right).elements())),
         tuple(sorted((right - left).elements())),
     )
+
+
+class ChangedSet(NamedTuple):
+    """A rule about a set that allows or requires other elements than before, by their details.
+
+    `after` is None if the book has no rule about this set any more.
+    """
+
+    before: Invariant
+    after: Invariant | None
+    new: tuple[str, ...]
+    no_longer_required: tuple[str, ...]
+
+
+def changed_sets(difference: Difference) -> Iterator[ChangedSet]:
+    """The rules about sets that only the first book has, each with its counterpart in the second one."""
+    after = {_statement(rule): rule for rule in difference.only_in_b}
+    for rule in difference.only_in_a:
+        was = elements_of(rule.property)
+        if was is None:
+            continue
+        counterpart = after.get(_statement(rule))
+        now = None if counterpart is None else elements_of(counterpart.property)
+        new = () if now is None else now.allowed - was.allowed
+        lost = () if now is None else was.required - now.required
+        yield ChangedSet(rule, counterpart, *(tuple(sorted(prop.detail for prop in props)) for props in (new, lost)))
+
+
+def _statement(rule: Invariant) -> tuple[object, ...]:
+    return rule.relation, rule.subject, rule.property.verb, rule.program
 
 
 def _changed_fields(a: Invariant, b: Invariant) -> tuple[str, ...]:

@@ -58,15 +58,18 @@ def accept(runs: Sequence[Path], library: Path | None, config: Config, reason: s
     home = library if library is not None else library_path(Path.cwd())
     if home.exists() and not home.is_dir():
         raise BadOption(OPTIONS["library"].flag, str(home), "a folder; this is a file")
+    doubted: list[str] = []
     for run in runs:
         doubts = "; ".join(_doubts(run, config))
         if doubts and not anyway:
             raise BadOption("accept", str(run), f"a good run, but: {doubts}. To accept it nevertheless, add --anyway")
         if doubts:
             remark(f"accepting {run} although: {doubts}")
+            doubted.append(doubts)
     packs = book_of_packs([read_packs(address) for address in packs_of(config)])
     with Progress() as progress:
-        acceptance = add_to_library(runs, home, reason, progress, packs.active)
+        why = reason or (f"accepted although: {'; '.join(doubted)}" if doubted else "")
+        acceptance = add_to_library(runs, home, why, progress, packs.active)
     _report(acceptance, home)
     return 0
 
@@ -94,17 +97,32 @@ def _doubts(run: Path, config: Config) -> Iterator[str]:
     yield from (f"step {finding.step}: {finding.title}" for finding in report.findings if finding.severity == ERROR)
 
 
+MAX_LINES = 8
+"""Lines shown of what a set has gained, or no longer always has."""
+
+
 def _report(acceptance: Acceptance, home: Path) -> None:
+    from traincheck.invariants.diff import changed_sets
+
     for line in acceptance.remarks:
         remark(line)
     for run in acceptance.runs:
         out(f"accepted {run.script}: {amount(run.steps, 'step')}")
     difference = acceptance.difference
-    added, removed, changed = len(difference.only_in_b), len(difference.only_in_a), len(difference.changed)
+    sets = {changed.before: changed for changed in changed_sets(difference) if changed.after is not None}
+    added, removed = len(difference.only_in_b) - len(sets), len(difference.only_in_a) - len(sets)
     rules = amount(len(acceptance.book.invariants), "rule")
-    out(f"{home}: {rules}; {added} added, {removed} removed, {changed} changed")
+    out(f"{home}: {rules}; {added} added, {removed} removed, {len(difference.changed) + len(sets)} changed")
     for rule in difference.only_in_a:
-        say(f"  removed: {rule.severity}: {rule.sentence}")
+        if rule not in sets:
+            say(f"  removed: {rule.severity}: {rule.sentence}")
+    for rule, changed in sets.items():
+        say(f"  changed: {rule.severity}: {rule.sentence}")
+        for sign, lines in (("+", changed.new), ("-", changed.no_longer_required)):
+            for line in lines[:MAX_LINES]:
+                say(f"    {sign} {line}")
+            if len(lines) > MAX_LINES:
+                say(f"    {sign} and {len(lines) - MAX_LINES} more")
     for rule in acceptance.muted:
         say(f"  not checked any more, because {rule.mute}: {rule.severity}: {rule.sentence}")
     for rule in acceptance.unmuted:
