@@ -28,9 +28,10 @@ KINDS = (
 """The kinds of silent errors, in the order of the tables."""
 
 
+_COMPUTATION = ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision")
 GENERAL = {
-    "computation-differs": ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision"),
-    "module-differs": ("dropout", "normalization"),
+    "computation-differs": _COMPUTATION,
+    "module-differs": _COMPUTATION,
     "parameters-treated-differently": ("freezing", "groups", "tying"),
     "rate-takes-new-course": ("schedule",),
     "batches-repeat": ("data-order", "samplers", "augmentation", "worker-seeds"),

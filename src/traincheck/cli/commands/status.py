@@ -70,10 +70,10 @@ def _print(home: Path, as_json: bool) -> None:
     counts = f"{amount(severities.count('error'), 'error')}, {amount(severities.count('notice'), 'notice')}"
     accepted, rules = amount(len(record.runs), "accepted run"), amount(len(book.invariants), "rule")
     out(f"{home}: {accepted}, {rules} ({counts}, {muted} muted)")
-    for line in columns(
-        [("program", "runs", "steps", "ranks", "torch", "last accepted", "reason"), *_rows(record.runs)]
-    ):
+    for line in columns([("program", "runs", "steps", "ranks", "torch", "last accepted"), *_rows(record.runs)]):
         out(line)
+    for run in sorted((run for run in record.runs if run.reason), key=lambda run: run.date):
+        out(f"accepted on {run.date} ({run.script}): {run.reason}")
     last = record.last
     scripts = sorted({run.script for run in record.runs if run.run in last.runs})
     if scripts:
@@ -87,10 +87,10 @@ def _rows(runs: Sequence[AcceptedRun]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for script in sorted({run.script for run in runs}):
         own = [run for run in runs if run.script == script]
-        last = max(own, key=lambda run: run.date)
+        last = max(run.date for run in own)
         ranks = ", ".join(map(str, sorted({run.ranks for run in own})))
         torch = ", ".join(sorted({run.torch for run in own if run.torch}))
-        rows.append((script, str(len(own)), f"{sum(run.steps for run in own):,}", ranks, torch, last.date, last.reason))
+        rows.append((script, str(len(own)), f"{sum(run.steps for run in own):,}", ranks, torch, last))
     return rows
 
 

@@ -15,8 +15,8 @@ DIAGNOSIS = Diagnosis(
         "Check the arguments that the constructor of this module gets.",
     ),
     explains=(Match(verb=MODULE_IS_ONLY, setting=True),),
-    priority=86,
-    priority_reason="A change of the model is often intended, and a more specific finding says what is wrong with it.",
+    priority=80,
+    priority_reason="A change of the model is often intended, but a changed attribute explains other operations.",
     example="""\
 self.drop = nn.Dropout(0.9)  # the good runs dropped a tenth
 """,

@@ -7,8 +7,8 @@ from traincheck.diagnoses.diagnosis import Diagnosis, Match
 DIAGNOSIS = Diagnosis(
     slug="setting-changed",
     title="A setting was changed",
-    problem="The program runs with another setting than in its good runs. If you changed it on purpose, learn "
-    "the book again.",
+    problem="The program runs with another setting than in its good runs. If you changed it on purpose, accept "
+    "the run, or learn the book again.",
     advice=("If you did not, check the arguments and the configuration of this run.",),
     explains=(Match(setting=True),),
     priority=90,

@@ -18,6 +18,7 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import IS
 
 GRAIN = "setting"
+_OF = " of "
 
 MAX_OBJECTS = 16
 """Recorded groups, models or loaders of a program. A loop makes more of them, and these are no settings."""
@@ -89,8 +90,10 @@ class Configuration:
                 continue
             position = order[reading.variable] = len(order) + 1
             held = frozenset((Property(IS, quantity, _written(reading.value)),))
+            of = f"{_OF}{_optimizer(reading)}" if reading.kind == "hyperparameter" else ""
+            subject = Subject(quantity, f"{GRAIN} {position}{of}")
             # `failed` is None: any other value is a violation.
-            yield Occasion(Subject(quantity, f"{GRAIN} {position}"), (), held, None, reading.call, (reading.variable,))
+            yield Occasion(subject, (), held, None, reading.call, (reading.variable,))
 
     def _of_clipping(self, window: Window) -> Iterator[Occasion]:
         for call in calls_of(window, *CLIPPING):
@@ -124,7 +127,7 @@ class Configuration:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        position = subject.grain.removeprefix(f"{GRAIN} ")
+        position = subject.grain.removeprefix(f"{GRAIN} ").partition(_OF)[0]
         which = "" if position == "1" else f" (number {position})"
         return f"the {phrase_for(subject.api)}{which} is {prop.detail}"
 
@@ -136,6 +139,11 @@ def _precision(window: Window) -> Iterator[Occasion]:
     if call is not None and cast is not None:
         held = frozenset((Property(IS, PRECISION, str(cast)),))
         yield Occasion(Subject(PRECISION, f"{GRAIN} 1"), (), held, None, call.seq, (call.receiver,))
+
+
+def _optimizer(group: Reading) -> str:
+    """The class of the optimizer that has the group. Another class has settings of its own."""
+    return group.variable.rpartition(".")[0].partition("#")[0]
 
 
 def _is_setting(reading: Reading, window: Window) -> bool:
