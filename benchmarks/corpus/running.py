@@ -31,6 +31,7 @@ class CorpusProgram:
     parts: Mapping[str, str]
     program: Program
     epochs: int
+    batch_size: int
 
     @property
     def text(self) -> str:
@@ -55,9 +56,8 @@ def lay_out(seeds: list[int], folder: Path, *, only: Mapping[str, str] | None = 
             "precision": chosen.precision,
             "data": chosen.data,
         }
-        programs.append(
-            CorpusProgram(seed, parts, Program(f"{seed:05d}", home, script, (), chosen.ranks), chosen.epochs)
-        )
+        program = Program(f"{seed:05d}", home, script, (), chosen.ranks)
+        programs.append(CorpusProgram(seed, parts, program, chosen.epochs, chosen.batch_size))
     return programs
 
 

@@ -2,7 +2,8 @@
 
 Note [Two settings]
 `packs`: the packs alone, as a new user has them. `own`: the packs, and a book of three earlier good runs of the clean
-program with other seeds, one of them longer. Both judge the same recordings.
+program with other seeds, one of them longer. Both judge the same recordings. Where a program is mutated, the own book
+also judges a clean run of it with another batch size.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from traincheck.invariants.packs import book_of_packs, read_packs
 from traincheck.vocab.finding import Report
 from traincheck.vocab.invariant import ERROR
 
-PACKS, OWN = "packs", "own"
+PACKS, OWN, OWN_OTHER_BATCH = "packs", "own", "own, other batch size"
 
 REFERENCE_RUNS: tuple[tuple[int, float], ...] = ((1000, 1.0), (2000, 1.0), (3000, 1.5))
 """What is added to the seed and multiplies the epochs of the three good runs that the own book is learned from."""
@@ -113,6 +114,8 @@ def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], o
         reports = _reports(run, books)
         failing = {setting: violated(report) for setting, report in reports.items()}
         shutil.rmtree(run, ignore_errors=True)
+        if options.own and mutants:
+            reports |= _with_other_batch_size(clean, books, run)
         results = [
             _run_mutant(clean, operator, variant, effects, books, failing, work) for operator, variant in mutants
         ]
@@ -129,6 +132,15 @@ def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], o
         return ProgramResult(program.name, clean.parts, str(error), time.perf_counter() - began)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _with_other_batch_size(clean: CorpusProgram, books: Mapping[str, Book], run: Path) -> dict[str, Report]:
+    """The report on a clean run with another batch size; none where the program does not run with it."""
+    size = max(2, clean.batch_size * 5 // 8)
+    code, _ = record(clean.program, run, ("--batch-size", str(size), "--seed", str(clean.seed % 100 + 4000)))
+    reports = {} if code else {OWN_OTHER_BATCH: _reports(run, {OWN: books[OWN]})[OWN]}
+    shutil.rmtree(run, ignore_errors=True)
+    return reports
 
 
 def _effects(program: Program, out: Path) -> tuple[dict[int, list[Effect]] | None, str]:

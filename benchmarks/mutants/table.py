@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.mutants.operator import KINDS, Operator, reserved
-from benchmarks.mutants.running import COUNTED, CRASHED, EQUIVALENT, IMPLAUSIBLE, OWN, PACKS
+from benchmarks.mutants.running import COUNTED, CRASHED, EQUIVALENT, IMPLAUSIBLE, OWN, OWN_OTHER_BATCH, PACKS
 
 OPEN, RESERVED = "open", "reserved"
 Row = Mapping[str, Any]
@@ -68,7 +68,8 @@ def figures(programs: Sequence[Row], operators: Sequence[Operator]) -> dict[str,
                 "with a notice": sum(program["notices"].get(setting, 0) > 0 for program in clean),
                 "errors": _counted(slug for program in clean for slug in program["errors"].get(setting, ())),
             }
-            for setting in settings
+            for setting in (*settings, OWN_OTHER_BATCH)
+            if any(setting in program["errors"] for program in clean)
         },
     }
 
@@ -119,7 +120,8 @@ parameters after an update, saved files and printed scores.
 *Detected* is an error that the clean run does not have, at the latest one step after the first difference. *Named*
 means that the leading finding has one of the diagnoses that the operator lists. The programs come from seeds that no
 pack was learned from. *packs* are the packs alone. *own* adds a book of three earlier good runs of the clean program,
-with other seeds and another length. Intervals are 95 % (Wilson).
+with other seeds and another length; a clean run of each mutated program also has another batch size. Intervals are
+95 % (Wilson).
 
 A third of the operators is *reserved*: a fixed seed draws them, and nobody looks at their single mutants.
 """
@@ -133,7 +135,7 @@ def page(result: Mapping[str, Any]) -> str:
         f"operators. {len(result['untrained'])} of the programs learn nothing (a loss that is NaN, or does not fall) "
         "and are left out.\n",
     ]
-    settings = list(result["false alarms"])
+    settings = [setting for setting in (PACKS, OWN) if setting in result["false alarms"]]
     lines += [
         "| operators | mutants | crashed | implausible | equivalent | counted | " + " | ".join(_heads(settings)) + " |"
     ]
