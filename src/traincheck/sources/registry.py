@@ -17,10 +17,11 @@ from traincheck.sources.functions.context_managers import ContextManagerSource
 from traincheck.sources.functions.lifecycle import LifecycleSource
 from traincheck.sources.functions.project_functions import ProjectFunctionSource
 from traincheck.sources.functions.torch_functions import TorchFunctionSource
-from traincheck.sources.gradients.autograd import AutogradSource, GraphSource
+from traincheck.sources.gradients.autograd import AutogradSource
 from traincheck.sources.gradients.clipping import ClippingSource
 from traincheck.sources.gradients.custom_clipping import CustomClipping
 from traincheck.sources.gradients.gradients import Gradients
+from traincheck.sources.gradients.graph_source import GraphSource
 from traincheck.sources.modules.buffers import BufferSource
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.module_state import ModuleStateSource

@@ -1,13 +1,8 @@
-"""Sources `autograd` and `graph`: record `torch.autograd.backward` and `torch.autograd.grad`.
-
-The first reports the gradients that they produce, the second what a backward goes through, see graphs.py.
-"""
+"""Source `autograd`: records `torch.autograd.backward`, `torch.autograd.grad`, and the gradients that they produce."""
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -15,8 +10,7 @@ import torch
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
-from traincheck.sources.modules.module_calls import ModuleCalls
-from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.gradients.graph_source import GraphSource
 from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_compared
 from traincheck.sources.recording.api_names import parameter_names
 from traincheck.sources.recording.context_facts import CallContext, context_facts_with
@@ -24,8 +18,8 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.sources.tensors.reading import NONE, hidden_from_modes
-from traincheck.vocab.demand import GRAPH, GRAPH_NUMBERS, GRAPH_OPERATIONS, SCALE, Demand
-from traincheck.vocab.events import LIFECYCLE, Reading, without_positions
+from traincheck.vocab.demand import SCALE, Demand
+from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, facts, merged
 
 BACKWARD = ("torch.autograd.backward",)
@@ -34,19 +28,6 @@ PARAMETER_GRAD = "parameter.grad"
 
 _MAX_CHAIN = 4
 """Multiplications and divisions by a number at the end of a loss: one for the scale, others for averaging."""
-
-
-OFTEN, SELDOM = 5, 50
-"""Graphs of one size are described so often; then one backward in `SELDOM`, which is also the rule once `MAX_TOTAL`
-nodes were described (seconds of work): some programs have graphs of ever new sizes."""
-MAX_TOTAL = 500_000
-MAX_SIZES = 10_000
-SEVERAL_THREADS = -1
-"""Where several threads train, a graph may change while it is read, so none is described."""
-
-_OF_COMPILED = re.compile(r"compiled: the inside of ")
-"""What a run cannot observe, once it called compiled code, see compiled_calls.py."""
-_GRAPH_CONTEXT = facts(kind=GRAPH)
 
 
 class _OpenBackward(NamedTuple):
@@ -246,96 +227,3 @@ def _number(node: Any, name: str) -> float:
         return 2.0  # reading it would block; a saved tensor there is the scale of a scaler
     with hidden_from_modes():
         return abs(float(saved))
-
-
-class GraphSource:
-    """Describes the graphs of backwards. `AutogradSource` passes each backward to `describe`."""
-
-    name = "graph"
-
-    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog) -> None:
-        self._module_calls = calls
-        self._catalog = catalog
-        self._thread = 0
-        self._backwards = 0
-        self._described_nodes = 0
-        self._seen: dict[int, int] = {}
-        self._reported: set[tuple[str, str, frozenset[str]]] = set()
-        self._last_number = 0
-        self.describe: Callable[[Any, int], object] = _nothing
-
-    def offers(self) -> str | None:
-        return (
-            None if hasattr(torch.autograd, "_get_sequence_nr") else "this release of torch does not number operations"
-        )
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        self._recorder = recorder
-        self._attributes = [name for name in (GRAPH_OPERATIONS, GRAPH_NUMBERS) if demand.takes_reading(GRAPH, name)]
-        undo = UndoStack()
-        if self._attributes:
-            self._next_number = torch.autograd._get_sequence_nr
-            self._module_calls.record_spans(self._next_number)
-            undo.callback(self._module_calls.record_spans, None)
-            self.describe = recorder.guarded(self.name, self._describe)
-            undo.callback(setattr, self, "describe", _nothing)
-            recorder.after_gap(self.name, self._report_again, undo=undo, repeatable=True)
-        return undo
-
-    def _report_again(self) -> None:
-        self._reported.clear()
-        self._seen.clear()
-
-    def _describe(self, tensors: Any, call: int) -> None:
-        """Report the graph that a backward starts from."""
-        thread = threading.get_ident()
-        self._thread = thread if self._thread in (0, thread) else SEVERAL_THREADS
-        if self._thread == SEVERAL_THREADS or not self._is_due() or self._module_calls.depth:
-            return
-        with hidden_from_modes():
-            several = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
-            losses = [loss for loss in several if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
-            if not losses:
-                return
-            from traincheck.sources.gradients.graphs import describe  # not before the first backward
-
-            described, nodes = describe([loss.grad_fn for loss in losses], self._module_calls.spans, self._catalog)
-            self._described_nodes += nodes
-            version = ".".join(torch.__version__.split(".")[:2])
-            mode = ", compiled" if any(map(_OF_COMPILED.match, self._recorder.unobservable)) else ""
-            origin = f"torch {version}, {losses[0].device.type}{mode}"
-            texts = {
-                (path, attribute, "\n".join((origin, *lines))): None
-                for path, *both in described
-                for attribute, lines in zip((GRAPH_OPERATIONS, GRAPH_NUMBERS), both, strict=True)
-                if lines and attribute in self._attributes
-            }
-        self._report(call, texts)
-
-    def _is_due(self) -> bool:
-        """Whether to describe this graph, see `OFTEN`. Its size is the number of operations since the last backward."""
-        number = self._next_number()
-        size, self._last_number = number - self._last_number, number
-        self._backwards += 1
-        if len(self._seen) > MAX_SIZES:
-            self._seen.clear()
-        times = self._seen[size] = self._seen.get(size, 0) + 1
-        return (times <= OFTEN and self._described_nodes < MAX_TOTAL) or self._backwards % SELDOM == 0
-
-    def _report(self, call: int, texts: Iterable[tuple[str, str, str]]) -> None:
-        """Report the modules of each kind (path, attribute, text) once for each text, if one of the texts is new."""
-        by_kind: dict[tuple[str, str], dict[str, str]] = {}
-        for path, attribute, text in texts:
-            by_kind.setdefault((without_positions(path), attribute), {}).setdefault(text, path)
-        for (kind, attribute), paths in by_kind.items():
-            key = (kind, attribute, frozenset(paths))
-            if key in self._reported:
-                continue
-            self._reported.add(key)
-            for text, path in paths.items():
-                seq = self._recorder.next_seq()
-                self._recorder.record_reading(Reading(seq, call, path, GRAPH, attribute, text, context=_GRAPH_CONTEXT))
-
-
-def _nothing(tensors: Any, call: int) -> None:
-    """No graph is demanded."""
