@@ -77,7 +77,8 @@ MOST = {"collect": {"command": 57, "attached": 168}, "run": {"command": 69, "att
 
 What a program is by its text has to be known before it starts: that is three modules, and three more decide which rules
 are checked on it. Every run is checked by the rules about gradients that need no good run, whose relation (`Periodic`)
-is twelve modules; nearly all books and packs have rules of it anyway.
+is twelve modules; nearly all books and packs have rules of it anyway. Each source has a module of its own, also the one
+about graphs.
 """
 
 
