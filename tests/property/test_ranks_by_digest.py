@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from traincheck.checking.digests import Classes, full, lean
 from traincheck.relations.consistent.relation import Consistent
+from traincheck.relations.consistent.replicas import THOUGH_KEPT
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Call, Change, Reading, Window
 from traincheck.vocab.facts import facts
+from traincheck.vocab.occasion import Occasion
 
 STEP = ("torch.optim.SGD.step", "torch.optim.Optimizer.step")
 NAMES = [f"layers.{layer}.{part}" for part in ("norm", "weight") for layer in range(2)]
@@ -67,13 +69,17 @@ def jobs(draw: st.DrawFn) -> Job:
 
 def failing(relation: Consistent, windows: Sequence[Window]) -> set[tuple[object, ...]]:
     """The occasions that speak against ranks which were to be alike: shards differ, whatever is known of them."""
-    reasons = {"copies", "same_before", "kept_same", "all_same"}
     return {
         (occasion.subject, occasion.context, variable)
         for occasion in relation.across(windows)
         for variable in occasion.variables
-        if occasion.failed and (variable == LR or any(value for name, value in occasion.context if name in reasons))
+        if occasion.failed and (variable == LR or _were_alike(occasion))
     }
+
+
+def _were_alike(occasion: Occasion) -> bool:
+    known = any(value for name, value in occasion.context if name in ("copies", "same_before"))
+    return known or occasion.note.endswith(THOUGH_KEPT)
 
 
 @settings(max_examples=40, deadline=None)

@@ -295,7 +295,7 @@ says nothing there. That it held there in some good runs proves little: without 
 still change the parameters, and plain SGD does not."""
 
 
-SYMPTOMS_OF_A_PROGRAM = SYMPTOMS | {"same_before", "same_grad", "kept_same", "all_same", "copies", "data_parallel"}
+SYMPTOMS_OF_A_PROGRAM = SYMPTOMS | {"same_before", "same_grad", "all_same", "copies", "data_parallel"}
 """The same if all evidence is of one program: how its ranks share the model will not change. If its model is no longer
 wrapped, that is the error."""
 

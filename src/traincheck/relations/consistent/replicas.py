@@ -82,6 +82,11 @@ _IN_WORDS = {
 }
 
 
+Outcomes = dict[tuple[str, Facts, bool, str], list[tuple[str, int]]]
+"""Variables with the call of each, by quantity, context, whether both ranks agree, and what should have kept them the
+same."""
+
+
 class _Difference(NamedTuple):
     """Which of the ranks differ from the others, in words and as data."""
 
@@ -275,7 +280,7 @@ def _compare_pair(
 ) -> Iterator[Occasion]:
     """Yield the occasions of two ranks; `agreed` holds the variables that were the same after an earlier update."""
     all_same = not sharded and _all_same(first, second)
-    outcomes: dict[tuple[str, Facts, bool], list[tuple[str, int]]] = {}
+    outcomes: Outcomes = {}
     for (quantity, variable), own in first.left.items():
         theirs = second.left.get((quantity, variable))
         if theirs is None:
@@ -292,43 +297,34 @@ def _compare_pair(
                     _note(outcomes, USED_GRAD, copies, grad, variable, own.change.call)
                     # Zeros that agree prove nothing about the parameter.
                     context_facts["same_grad"] = grad and not _zero(first, USED_GRAD, variable)
-                    before_facts = {
-                        "kept_same": agreed.has(variable),
-                        "all_same": all_same,
-                        "same_grad": context_facts["same_grad"],
-                    }
-                    before_facts["before"] = _state(first, second, variable)
-                    _note(outcomes, USED_DATA, {**_ALWAYS, **before_facts}, before, variable, own.change.call)
+                    before_facts = {"same_grad": context_facts["same_grad"], "before": _state(first, second, variable)}
+                    though = THOUGH_KEPT if agreed.has(variable) else ""
+                    _note(outcomes, USED_DATA, {**_ALWAYS, **before_facts}, before, variable, own.change.call, though)
             if holds and own.change.changed:
                 agreed.add(variable)
             if _held_here(own) != _held_here(theirs):
                 continue
-        _note(outcomes, quantity, context_facts, holds, variable, own.change.call)
-    for (quantity, context, holds), group in outcomes.items():
+        though = THOUGH_ALIKE if context_facts.get("same_before") and context_facts.get("same_grad") else ""
+        _note(outcomes, quantity, context_facts, holds, variable, own.change.call, though)
+    for (quantity, context, holds, though), group in outcomes.items():
         names = tuple(variable for variable, _ in group)
         held = first.value(USED_DATA, names[0]) if value_of(context, "same_before") else None
         difference = _Difference() if holds else ranks.unlike(quantity, names[0], held)  # others may hold another shard
-        difference = difference._replace(note=difference.note + _although(quantity, context))
+        difference = difference._replace(note=difference.note + (f", {though}" if though else ""))
         yield _occasion(quantity, context_of(context, stage), holds, group[0][1], names, difference)
 
 
-def _although(quantity: str, context: Facts) -> str:
-    """The values that were the same before, and should have kept a variable the same."""
-    if quantity == USED_DATA and value_of(context, "kept_same"):
-        return f", {THOUGH_KEPT}"
-    same_inputs = value_of(context, "same_before") and value_of(context, "same_grad")
-    return f", {THOUGH_ALIKE}" if quantity == DATA and same_inputs else ""
-
-
 def _note(
-    outcomes: dict[tuple[str, Facts, bool], list[tuple[str, int]]],
+    outcomes: Outcomes,
     quantity: str,
     context_facts: dict[str, FactValue],
     holds: bool,
     variable: str,
     call: int,
+    though: str = "",
 ) -> None:
-    outcomes.setdefault((quantity, facts(**context_facts), holds), []).append((variable, call))
+    """Add an outcome to its group. `though` names values that were the same and should have kept this one the same."""
+    outcomes.setdefault((quantity, facts(**context_facts), holds, though), []).append((variable, call))
 
 
 def _agree(first: _Observed, second: _Observed, quantity: str, variable: str) -> bool | None:
