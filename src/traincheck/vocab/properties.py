@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from traincheck.vocab.occasion import Property
@@ -188,9 +189,12 @@ class ElementSet(NamedTuple):
 
 def elements_of(prop: Property) -> ElementSet | None:
     """The elements of a rule about a set; None for any other property."""
-    verb = _ELEMENT_VERBS.get(prop.verb)
-    if verb is None:
-        return None
+    return _elements(prop) if prop.verb in _ELEMENT_VERBS else None
+
+
+@lru_cache(1_000)
+def _elements(prop: Property) -> ElementSet:
+    verb = _ELEMENT_VERBS[prop.verb]
     lines = prop.detail.split("\n")
     allowed = frozenset(Property(verb, prop.object, line.removeprefix(_SOMETIMES)) for line in lines)
     required = frozenset(Property(verb, prop.object, line) for line in lines if not line.startswith(_SOMETIMES))
