@@ -360,6 +360,7 @@ class CompiledCallSource:
         """Report once per compiled callable what is not observed of it."""
         if (name, further) not in self._reported:
             self._reported.add((name, further))
+            self._recorder.has_compiled_code = True
             self._recorder.report_unobservable(
                 f"{self.name}: the inside of torch.compile({name}) is not observed{further}"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -27,8 +26,6 @@ MAX_SIZES = 10_000
 SEVERAL_THREADS = -1
 """Where several threads train, a graph may change while it is read, so none is described."""
 
-_OF_COMPILED = re.compile(r"compiled: the inside of ")
-"""What a run cannot observe, once it called compiled code, see compiled_calls.py."""
 _GRAPH_CONTEXT = facts(kind=GRAPH)
 
 
@@ -86,7 +83,7 @@ class GraphSource:
             described, nodes = describe([loss.grad_fn for loss in losses], self._module_calls.spans, self._catalog)
             self._described_nodes += nodes
             version = ".".join(torch.__version__.split(".")[:2])
-            mode = ", compiled" if any(map(_OF_COMPILED.match, self._recorder.unobservable)) else ""
+            mode = ", compiled" if self._recorder.has_compiled_code else ""
             origin = f"torch {version}, {losses[0].device.type}{mode}"
             texts = {
                 (path, attribute, "\n".join((origin, *lines))): None
