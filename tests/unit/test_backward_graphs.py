@@ -227,3 +227,68 @@ class Double(torch.autograd.Function):
 def test_functions_of_the_program_keep_their_names() -> None:
     lines = described(Net(), lambda x, y: F.cross_entropy(Double.apply(x), y))
     assert "log_softmax(dim=1) <- Double" in lines["operations", "program"]
+
+
+class Attending(nn.Module):
+    """Attends by a mask over scores of which `hidden` is left out; the way in which it does so varies."""
+
+    def __init__(self, way: str, hidden: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table, self.way, self.hidden = nn.Embedding(9, 8), way, hidden
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        hidden = self.hidden(torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool))
+        if self.way == "sdpa":
+            return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=~hidden)[:, 0]
+        scores = x @ x.transpose(1, 2)
+        scores = torch.where(hidden, -1e9, scores) if self.way == "where" else scores.masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1) @ x
+
+
+def numbers(net: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> set[str]:
+    """What one backward says of masks and targets."""
+    with observing(GRAPH) as seen:
+        logits = net(tokens)[:, : targets.shape[1]]
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    assert seen.faults == []
+    lines = [
+        line for reading in seen.readings if reading.attribute == "numbers" for line in str(reading.value).split("\n")
+    ]
+    return {line for line in lines if ".mask=" in line or ".target=" in line}
+
+
+@NEEDS_GRAPH_DETAILS
+@pytest.mark.parametrize("way", ["fill", "where", "sdpa"])
+@pytest.mark.parametrize(
+    ("hidden", "form"),
+    [
+        (lambda square: square.triu(1), "triangle 1"),
+        (lambda square: square.triu(0), "triangle 0"),
+        (lambda square: square.triu(2), "triangle 2"),
+        (lambda square: square.triu(1) | square.tril(-3), "another"),
+    ],
+)
+def test_the_form_of_a_mask(way: str, hidden: Callable[[torch.Tensor], torch.Tensor], form: str) -> None:
+    for batch, length in ((1, 6), (3, 7)):
+        tokens = torch.randint(0, 8, (batch, length))
+        (mask,) = {line for line in numbers(Attending(way, hidden), tokens, tokens) if ".mask=" in line}
+        assert mask.endswith(f"mask={form}")
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_tokens_that_a_loss_expects(batch: int) -> None:
+    net = Attending("fill", lambda square: square.triu(1))
+    tokens = torch.randint(0, 8, (batch, 40))
+    padded = torch.cat((tokens[:, 1:], torch.full((batch, 1), -100)), 1)
+    for targets, name in (
+        (tokens, "the tokens of the input"),
+        (tokens[:, 1:], "the next tokens of the input"),
+        (padded, "the next tokens of the input"),
+        (tokens[:, 2:], "the second next tokens of the input"),
+        (tokens.flip(1), "other tokens than the input"),
+    ):
+        found = {line for line in numbers(net, tokens, targets) if ".target=" in line}
+        assert found == {f"nll_loss.target={name}"}
+    short = numbers(net, tokens[:, :3], tokens[:, :3])
+    assert not {line for line in short if ".target=" in line}, "in a short sequence several forms are the same"

@@ -65,7 +65,7 @@ class Computation:
     def describe(subject: Subject, prop: Property) -> str:
         place = subject.grain.partition(_UNDER)[0]
         if subject.api == NUMBERS:
-            return f"{place} is a number of good runs"
+            return f"{place} is as in good runs"
         return f"gradients flow through no operations of {place} but those of good runs"
 
 

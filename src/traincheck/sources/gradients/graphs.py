@@ -14,7 +14,8 @@ only arrange memory (views, copies), because torch chooses them by shape. Number
 described apart, because some programs change them while they train. A number that follows from a size, such as one over
 the square root of a width, is written `size`.
 
-A saved tensor that a hook has packed is never read: that can start a recomputation.
+A saved tensor that a hook has packed is never read: that can start a recomputation. Others show the form of masks and
+targets, see graph_contents.py.
 
 Known limitations: older releases of torch (2.4) report neither dtypes nor numbers. Operations of compiled code are one
 node, so eager and compiled runs are not compared. The graph of a reentrant checkpoint ends at it.
@@ -30,6 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from traincheck.sources.gradients.graph_contents import expected_tokens, mask_form
 from traincheck.sources.modules.module_calls import Span
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.vocab.events import without_positions
@@ -131,6 +133,10 @@ class _Description:
             owner.operations[f"{shown}{_dtype_of(node)} <- {', '.join(taken)}"] = None
             for number in numbers:
                 owner.numbers[f"{name}.{number}"] = None
+            if form := mask_form(node):
+                owner.numbers[f"{name}.mask={form}"] = None
+            if tokens := expected_tokens(node, self._nodes):
+                owner.numbers[f"{name}.target={tokens}"] = None
         if not self._nodes:
             return  # too large a graph
         program = next((owner for owner in owners if owner.path == PROGRAM), None) or _Owner(PROGRAM)
