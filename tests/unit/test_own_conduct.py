@@ -67,8 +67,8 @@ def test_forwards_count_in_training_mode_only() -> None:
     lines = [forward + json.dumps(context) for context in contexts]
     (window,) = windows("".join(f"  {line}\n" for line in lines))
     assert pairs(CallOrder(), window) == [
-        "the start, then forward of Net",
-        "forward of Net, then forward of Net without gradients",
+        "the start, then forward of model 1",
+        "forward of model 1, then forward of model 1 without gradients",
     ]
 
 

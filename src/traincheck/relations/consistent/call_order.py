@@ -6,7 +6,8 @@ pair, too: without the update, `zero_grad` follows `backward`. Pairs do not coun
 follows one backward, several or none: an exact number would change with a ragged end of gradient accumulation.
 
 Calls inside another one do not count: what a gradient scaler, a closure or a library does between is its own affair.
-The class of an optimizer is not part of a line, because people tune it.
+The class of an optimizer is not part of a line, because people tune it. Models are numbered in the order of their first
+forward, because a wrapper for several ranks changes their names.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ ORDER = Demand.of_calls(*DRIVING, FORWARD)
 
 SUBJECT = Subject(UPDATE, GRAIN)
 
+MAX_MODELS = 8
+"""A program with more models builds new ones all the time."""
+
 _COUNTS = ("no backward", "one backward", "several backwards")
 
 
@@ -56,13 +60,14 @@ class CallOrder:
     def __init__(self) -> None:
         self._last: dict[int, str] = {}
         self._backwards: dict[int, int] = {}
+        self._models: dict[str, int] = {}
         self._from_start = True
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         pairs: dict[str, Call] = {}
         inside: dict[int, int] = {}  # the end of the call that is under way, by thread
         for call in window.calls:
-            name = _name(call)
+            name = self._name(call)
             if not name or call.seq < inside.get(call.thread, -1):
                 continue
             inside[call.thread] = call.end
@@ -78,6 +83,19 @@ class CallOrder:
         for pair, call in pairs.items():
             held = frozenset((Property(FOLLOWS, GRAIN, pair),))
             yield Occasion(SUBJECT, (), held, frozenset(), call.seq, site=call.site)
+
+    def _name(self, call: Call) -> str:
+        """The name of a call that drives training: of `DRIVING`, or the forward of a whole model in training mode.
+        Empty for other calls."""
+        api = call.levels[-1]
+        if api in DRIVING:
+            return short(api)
+        if api != FORWARD or not all(value_of(call.context, fact) for fact in ("outermost", "parametric", "training")):
+            return ""
+        number = self._models.setdefault(call.receiver, len(self._models) + 1)
+        which = f"model {number}" if number <= MAX_MODELS else "a further model"
+        gradients = "" if value_of(call.context, "grad_mode") == "on" else " without gradients"
+        return f"forward of {which}{gradients}"
 
     def forget(self) -> None:
         """The calls of dropped windows are unknown."""
@@ -100,15 +118,3 @@ class CallOrder:
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return "the calls that drive training follow each other as in good runs"
-
-
-def _name(call: Call) -> str:
-    """The name of a call that drives training: of `DRIVING`, or the forward of a whole model in training mode. Empty
-    for other calls."""
-    api = call.levels[-1]
-    if api in DRIVING:
-        return short(api)
-    if api != FORWARD or not all(value_of(call.context, fact) for fact in ("outermost", "parametric", "training")):
-        return ""
-    gradients = "" if value_of(call.context, "grad_mode") == "on" else " without gradients"
-    return f"forward of {call.receiver.partition('#')[0]}{gradients}"
