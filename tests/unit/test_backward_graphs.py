@@ -151,7 +151,7 @@ def test_another_loss_changes_lines_of_the_program(loss: Loss, new: str) -> None
 def test_numbers_are_described_apart() -> None:
     lines = described(Net(), lambda x, y: 0.3 * F.cross_entropy(x, y))
     assert lines["numbers", "program"] == ["mul.other=0.3"]
-    assert lines["numbers", "Net.blocks.1"] == ["div.other=size"]
+    assert ("numbers", "Net.blocks.1") not in lines, "the square root of a width may be a size"
 
 
 def test_frozen_parameters_show() -> None:

@@ -427,7 +427,9 @@ def test_settings_are_recorded_once_with_their_value() -> None:
     reads = [("hyperparameter.lr", f"SGD.param_groups[{number}]", 0.1 * number) for number in (1, 2)]
     script.window().step(*reads, ("optimizer.class", "SGD", "torch.optim.SGD"))
     script.window().step(("hyperparameter.lr", "SGD.param_groups[1]", 0.7))
-    (first,), (second,) = (of(script, Subject("hyperparameter.lr", f"setting {position}")) for position in (1, 2))
+    (first,), (second,) = (
+        of(script, Subject("hyperparameter.lr", f"setting {position} of SGD")) for position in (1, 2)
+    )
     assert first.held == {Property("is", "hyperparameter.lr", "0.1")} and first.failed is None
     assert second.held == {Property("is", "hyperparameter.lr", "0.2")}
     (chosen,) = of(script, Subject("optimizer.class", "setting 1"))
@@ -442,7 +444,7 @@ def test_a_number_is_one_setting_however_it_is_written() -> None:
     for value in (1, 1.0, True, None, "1"):
         script = Script()
         script.window().step(("hyperparameter.x", "SGD.param_groups[0]", value))
-        (occasion,) = of(script, Subject("hyperparameter.x", "setting 1"))
+        (occasion,) = of(script, Subject("hyperparameter.x", "setting 1 of SGD"))
         written += [prop.detail for prop in occasion.held]
     assert written == ["1", "1", "True", "None", "1"]
 
@@ -451,7 +453,7 @@ def test_settings_of_a_loaded_state_are_not_this_programs() -> None:
     script = Script().window("setup")
     script.call("torch.optim.Optimizer.load_state_dict", receiver="SGD", reads=[rate(0.5)])
     script.window().step(rate(0.1))
-    (occasion,) = of(script, Subject("hyperparameter.lr", "setting 1"))
+    (occasion,) = of(script, Subject("hyperparameter.lr", "setting 1 of SGD"))
     assert occasion.held == {Property("is", "hyperparameter.lr", "0.1")}
 
 
@@ -488,7 +490,7 @@ def test_after_a_gap_no_setting_is_the_first() -> None:
     script.window()
     script.window().step(rate(0.1))
     windows = script.windows
-    assert occasions(Consistent, [windows[0], windows[2]], Subject("hyperparameter.lr", "setting 1")) == []
+    assert occasions(Consistent, [windows[0], windows[2]], Subject("hyperparameter.lr", "setting 1 of SGD")) == []
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
@@ -570,7 +572,7 @@ def test_learning_rates_are_carried_on_when_ranks_are_compared() -> None:
 # -- the relation as a whole -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("grain", ["time", "schedule", "setting 1"])
+@pytest.mark.parametrize("grain", ["time", "schedule", "setting 1 of SGD"])
 def test_an_interest_limits_the_work(grain: str) -> None:
     script = Script()
     script.window().step(rate(0.1), trainable("Net.a", True))
@@ -578,7 +580,7 @@ def test_an_interest_limits_the_work(grain: str) -> None:
     script.window().step()
     whole = Consistent()
     everything = [occasion for window in script.windows for occasion in whole.occasions(window)]
-    assert {occasion.subject.grain for occasion in everything} >= {"time", "schedule", "setting 1"}
+    assert {occasion.subject.grain for occasion in everything} >= {"time", "schedule", "setting 1 of SGD"}
     subjects = frozenset(occasion.subject for occasion in everything if occasion.subject.grain == grain)
     relation = Consistent(subjects)
     limited = [occasion for window in script.windows for occasion in relation.occasions(window)]

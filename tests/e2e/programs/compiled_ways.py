@@ -47,15 +47,15 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(Block(8) for _ in range(2))
         self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(8, 3)
-        self.talks = talks
-        self.saves = saves
+        self._talks = talks
+        self._saves = saves
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.batch_norm(self.stem(x))
-        if self.talks:
+        if self._talks:
             print("a graph ends here")
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.saves else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self._saves else block(x)
         return self.head(self.drop(x))
 
 

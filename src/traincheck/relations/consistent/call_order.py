@@ -6,8 +6,12 @@ pair, too: without the update, `zero_grad` follows `backward`. Pairs do not coun
 follows one backward, several or none: an exact number would change with a ragged end of gradient accumulation.
 
 Calls inside another one do not count: what a gradient scaler, a closure or a library does between is its own affair.
-The class of an optimizer is not part of a line, because people tune it. Models are numbered in the order of their first
-forward, because a wrapper for several ranks changes their names.
+Which optimizer and which model are not part of a line: people tune the class of an optimizer, wrap a model for several
+ranks, and train several models in turn.
+
+Note [The end of a pass]
+Where a pass over the data ends depends on the batch size: in the middle of an accumulation, or right after an update.
+So nothing is said of the last call before a pass, or before a change to evaluation or training.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Iterator
 from traincheck.relations.base import short
 from traincheck.relations.parts import BACKWARD, FORWARD, SCHEDULE, UPDATE
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import Call, Window
+from traincheck.vocab.events import COMPILED, REGION, Call, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import FOLLOWS
@@ -43,13 +47,13 @@ DRIVING = (
 )
 """The calls that drive training, by their most general name."""
 
+BOUNDARIES = ("torch.nn.Module.train", "torch.nn.Module.eval", "torch.utils.data.DataLoader.__iter__")
+"""Of these, the calls that may come after the end of a pass."""
+
 ORDER = Demand.of_calls(*DRIVING, FORWARD)
 """The demand for all of them. Without one of these calls, others would seem to follow each other."""
 
 SUBJECT = Subject(UPDATE, GRAIN)
-
-MAX_MODELS = 8
-"""A program with more models builds new ones all the time."""
 
 _COUNTS = ("no backward", "one backward", "several backwards")
 
@@ -60,31 +64,51 @@ class CallOrder:
     def __init__(self) -> None:
         self._last: dict[int, str] = {}
         self._backwards: dict[int, int] = {}
-        self._models: dict[str, int] = {}
+        self._updates: dict[int, str] = {}
         self._from_start = True
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        pairs: dict[str, Call] = {}
+        found: dict[str, Call] = {}
         inside: dict[int, int] = {}  # the end of the call that is under way, by thread
         for call in window.calls:
+            if call.seq < inside.get(call.thread, -1):
+                continue
+            if call.kind == REGION and call.name == COMPILED:
+                self._lose_track(call.thread)
             name = self._name(call)
-            if not name or call.seq < inside.get(call.thread, -1):
+            if not name:
                 continue
             inside[call.thread] = call.end
-            last = self._last.get(call.thread, START if self._from_start else "")
-            if last:
-                pairs.setdefault(f"{last}, then {name}", call)
-            self._last[call.thread] = name
-            if call.levels[-1] == BACKWARD:
-                self._backwards[call.thread] = self._backwards.get(call.thread, 0) + 1
-            elif call.levels[-1] == UPDATE and (last or self._backwards):
-                backwards = min(self._backwards.pop(call.thread, 0), len(_COUNTS) - 1)
-                pairs.setdefault(f"{name} after {_COUNTS[backwards]}", call)
-        for pair, call in pairs.items():
-            held = frozenset((Property(FOLLOWS, GRAIN, pair),))
+            for line in self._lines(call, name):
+                found.setdefault(line, call)
+        for line, call in found.items():
+            held = frozenset((Property(FOLLOWS, GRAIN, line),))
             yield Occasion(SUBJECT, (), held, frozenset(), call.seq, site=call.site)
 
-    def _name(self, call: Call) -> str:
+    def _lines(self, call: Call, name: str) -> Iterator[str]:
+        """What `call` shows together with the call before it, see Note [The end of a pass]."""
+        thread, api = call.thread, call.levels[-1]
+        last, update = self._last.get(thread, START if self._from_start else ""), self._updates.pop(thread, "")
+        if api not in BOUNDARIES:
+            if update:
+                yield update
+            if last:
+                yield f"{last}, then {name}"
+        self._last[thread] = name
+        if api == BACKWARD:
+            self._backwards[thread] = self._backwards.get(thread, 0) + 1
+        elif api == UPDATE:
+            backwards = min(self._backwards.pop(thread, 0), len(_COUNTS) - 1)
+            self._updates[thread] = f"{name} after {_COUNTS[backwards]}" if last else ""
+
+    def _lose_track(self, thread: int) -> None:
+        """Compiled code may have made any of these calls."""
+        self._last[thread] = ""
+        self._backwards.pop(thread, None)
+        self._updates.pop(thread, None)
+
+    @staticmethod
+    def _name(call: Call) -> str:
         """The name of a call that drives training: of `DRIVING`, or the forward of a whole model in training mode.
         Empty for other calls."""
         api = call.levels[-1]
@@ -92,15 +116,13 @@ class CallOrder:
             return short(api)
         if api != FORWARD or not all(value_of(call.context, fact) for fact in ("outermost", "parametric", "training")):
             return ""
-        number = self._models.setdefault(call.receiver, len(self._models) + 1)
-        which = f"model {number}" if number <= MAX_MODELS else "a further model"
-        gradients = "" if value_of(call.context, "grad_mode") == "on" else " without gradients"
-        return f"forward of {which}{gradients}"
+        return "forward" if value_of(call.context, "grad_mode") == "on" else "forward without gradients"
 
     def forget(self) -> None:
         """The calls of dropped windows are unknown."""
         self._last.clear()
         self._backwards.clear()
+        self._updates.clear()
         self._from_start = False
 
     @staticmethod

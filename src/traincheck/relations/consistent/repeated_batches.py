@@ -1,6 +1,6 @@
 """Whether the batches of a model repeat, and in which way: what good runs never did is a violation.
 
-A shuffled pass has no batch twice, and no batch of an earlier pass. Data in a fixed order, without random changes, has
+A shuffled pass has no batch twice, and no batch of the last pass. Data in a fixed order, without random changes, has
 the batches of the first pass in each later one. A loop that fetches the same batch again and again has one for all
 steps. Each may be meant; a program that never did it in good runs does not mean it.
 
@@ -26,7 +26,7 @@ NEW, AS_LAST, AS_EARLIER, AS_BEFORE = (
     "the batch is new",
     "the batch is the last one again",
     "the batch is an earlier one again",
-    "the batch is one of an earlier pass",
+    "the batch is one of the last pass",
 )
 
 MAX_REMEMBERED = 20_000
@@ -36,7 +36,9 @@ class RepeatedBatches:
     """Follows the batches of each model through the passes of a run."""
 
     def __init__(self) -> None:
-        self.forget()
+        self._last: dict[str, int] = {}
+        self._of_pass: dict[str, set[int]] = {}
+        self._of_last_pass: dict[str, set[int]] = {}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         passes = [call.seq for call in window.calls if call.levels[-1] == PASS]
@@ -48,37 +50,35 @@ class RepeatedBatches:
                 self._begin_pass()
             if window.stage == TRAIN:
                 model = reading.variable.partition("#")[0]
-                grain = f"{LATER if self._of_earlier_passes else FIRST} of {model}"
+                grain = f"{LATER if self._of_last_pass else FIRST} of {model}"
                 held = frozenset((Property(BATCH_IS, CONTENT, self._judge(model, int(str(reading.value)))),))
                 yield Occasion(Subject(CONTENT, grain), (), held, frozenset(), reading.call)
         if passes:
             self._begin_pass()
 
     def _judge(self, model: str, content: int) -> str:
-        of_pass = self._of_pass.setdefault(model, {})
+        of_pass = self._of_pass.setdefault(model, set())
         if self._last.get(model) == content:
             kind = AS_LAST
         elif content in of_pass:
             kind = AS_EARLIER
         else:
-            kind = AS_BEFORE if content in self._of_earlier_passes.get(model, ()) else NEW
+            kind = AS_BEFORE if content in self._of_last_pass.get(model, ()) else NEW
         self._last[model] = content
         if len(of_pass) < MAX_REMEMBERED:
-            of_pass[content] = None
+            of_pass.add(content)
         return kind
 
     def _begin_pass(self) -> None:
-        for model, contents in self._of_pass.items():
-            earlier = self._of_earlier_passes.setdefault(model, set())
-            if len(earlier) < MAX_REMEMBERED:
-                earlier.update(contents)
-        self._of_pass.clear()
+        """A pass in which no model trained (an evaluation) is none."""
+        self._of_last_pass |= self._of_pass
+        self._of_pass = {}
 
     def forget(self) -> None:
-        """A batch of the steps that were not seen may come again: begin anew."""
-        self._last: dict[str, int] = {}
-        self._of_pass: dict[str, dict[int, None]] = {}
-        self._of_earlier_passes: dict[str, set[int]] = {}
+        """A batch of the steps that were not seen may come again: begin from nothing."""
+        self._last.clear()
+        self._of_pass = {}
+        self._of_last_pass = {}
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

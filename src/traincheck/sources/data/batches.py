@@ -43,6 +43,7 @@ class BatchReadings:
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
         self._models: dict[str, tuple[int, Facts]] = {}  # by model: frozen parameters, context
+        self._largest: dict[str, int] = {}  # by model: elements of the largest batch
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
@@ -53,7 +54,7 @@ class BatchReadings:
     @property
     def should_read(self) -> bool:
         """Whether to read the input of the model in this step."""
-        return self._compares_steps or self._reads_for_ranks()
+        return (self._compares_steps or self._reads_for_ranks()) and not torch.jit.is_tracing()
 
     def _reads_for_ranks(self) -> bool:
         return self._compares_ranks and in_schedule(self._recorder.steps.window_step) and several_ranks()
@@ -65,7 +66,9 @@ class BatchReadings:
         with hidden_from_modes():
             batch = list(_tensors((*args, *keywords.values())))
             elements = sum(tensor.numel() for tensor in batch)
-            attributes = [CONTENT] if self._compares_steps and elements <= MAX_ELEMENTS else []
+            largest = self._largest[name] = max(elements, self._largest.get(name, 0))
+            # The last batch of a pass may hold so few samples that it comes again by chance.
+            attributes = [CONTENT] if self._compares_steps and largest // 2 <= elements <= MAX_ELEMENTS else []
             if self._reads_for_ranks():
                 attributes += [BATCH, FROZEN]
             if elements < MIN_ELEMENTS or not attributes or not all(map(readable, batch)):

@@ -11,8 +11,8 @@ module count once, so the length of a sequence does not matter. Positions in lis
 Note [No sizes]
 Another batch or width must not change a line. So sizes, strides and positions are left out, and so are operations that
 only arrange memory (views, copies), because torch chooses them by shape. Numbers (the factor of a multiplication) are
-described apart, because some programs change them while they train. A number that follows from a size, such as one over
-the square root of a width, is written `size`.
+described apart, because some programs change them while they train. A number that may follow from a size, such as one
+over the square root of a width, is left out: whether it does may depend on the batch size.
 
 A saved tensor that a hook has packed is never read: that can start a recomputation. Others show the form of masks and
 targets, see graph_contents.py.
@@ -221,15 +221,16 @@ def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[
         if type(value) in (int, float) and short in _FACTORS and value == 1:
             continue
         if type(value) is float or (type(value) is int and short in ("other", *_FACTORS)):
-            numbers.append(f"{short}={_number(float(value), sizes)}")
+            if not _may_be_size(float(value), sizes):
+                numbers.append(f"{short}={float(value):.6g}")
         else:
             text = _plain(value)
             if text is not None:
                 parts.append(f"{short}={text}")
     for name in saved:
         number = _wrapped_number(getattr(node, name), node)
-        if number is not None:
-            numbers.append(f"{name.removeprefix('_raw_saved_')}={_number(number, sizes)}")
+        if number is not None and not _may_be_size(number, sizes):
+            numbers.append(f"{name.removeprefix('_raw_saved_')}={number:.6g}")
     return parts, numbers
 
 
@@ -280,9 +281,10 @@ def _plain(value: Any) -> str | None:
     return None
 
 
-def _number(value: float, sizes: frozenset[float]) -> str:
-    text = f"{value:.6g}"
-    return "size" if value not in (0, 1, -1, 2, 0.5) and float(text) in sizes else text
+def _may_be_size(value: float, sizes: frozenset[float]) -> bool:
+    if value.is_integer() and abs(value) > _MAX_INTEGER:
+        return True
+    return value not in (0, 1, -1, 2, 0.5) and float(f"{value:.6g}") in sizes
 
 
 def _sizes_of(nodes: Iterable[Any]) -> frozenset[float]:
