@@ -292,3 +292,22 @@ def test_the_tokens_that_a_loss_expects(batch: int) -> None:
         assert found == {f"nll_loss.target={name}"}
     short = numbers(net, tokens[:, :3], tokens[:, :3])
     assert not {line for line in short if ".target=" in line}, "in a short sequence several forms are the same"
+
+
+class Mixing(nn.Module):
+    """Multiplies transposed rows, which torch does in one way or another, depending on the shape."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+        self.mix.bias.requires_grad_(bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mix(x.transpose(0, 1).cos().transpose(0, 1)).mean(1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_is_added_in_one_operation_or_in_two(bias: bool) -> None:
+    several, one = (described(Mixing(bias), batch=batch) for batch in (6, 1))
+    assert several == one
+    assert any(line.startswith("addmm <- ") for line in several["operations", "Mixing.mix"])

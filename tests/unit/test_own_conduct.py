@@ -30,7 +30,7 @@ def test_pairs_go_on_from_window_to_window() -> None:
     first, second = windows(step, step)
     inside = ["Optimizer.zero_grad, then backward", "backward, then Optimizer.step"]
     assert pairs(part, first) == ["the start, then Optimizer.zero_grad", *inside]
-    between = ["Optimizer.step after one backward", "Optimizer.step, then Optimizer.zero_grad"]
+    between = ["Optimizer.step, then Optimizer.zero_grad", "Optimizer.step after one backward"]
     assert pairs(part, second) == [*between, *inside]
 
 
@@ -44,10 +44,12 @@ def test_after_a_gap_no_pair_is_made_up() -> None:
 
 def test_an_update_says_whether_it_follows_several_backwards() -> None:
     part = CallOrder()
-    several, none, end = windows(f"  {BACKWARD}\n  {BACKWARD}\n  {STEP}\n", f"  {STEP}\n", f"  {CLEAR}\n")
+    several, one, end = windows(
+        f"  {BACKWARD}\n  {BACKWARD}\n  {STEP}\n", f"  {BACKWARD}\n  {STEP}\n", f"  {BACKWARD}\n"
+    )
     assert not [line for line in pairs(part, several) if "after" in line]
-    assert pairs(part, none)[0] == "Optimizer.step after several backwards"
-    assert pairs(part, end)[0] == "Optimizer.step after no backward"
+    assert "Optimizer.step after several backwards" in pairs(part, one)
+    assert "Optimizer.step after one backward" in pairs(part, end)
 
 
 def test_nothing_is_said_of_the_last_call_before_a_pass() -> None:
@@ -63,7 +65,6 @@ def test_calls_inside_another_one_are_left_out() -> None:
     (window,) = windows(f"  {STEP}\n    {CLEAR}\n    {BACKWARD}\n  {CLEAR}\n")
     assert pairs(CallOrder(), window) == [
         "the start, then Optimizer.step",
-        "Optimizer.step after no backward",
         "Optimizer.step, then Optimizer.zero_grad",
     ]
 

@@ -11,7 +11,8 @@ ranks, and train several models in turn.
 
 Note [The end of a pass]
 Where a pass over the data ends depends on the batch size: in the middle of an accumulation, or right after an update.
-So nothing is said of the last call before a pass, or before a change to evaluation or training.
+So nothing is said of the last call before a pass, or before a change to evaluation or training, nor of how many
+backwards the last update follows.
 """
 
 from __future__ import annotations
@@ -88,10 +89,12 @@ class CallOrder:
     def _lines(self, call: Call, name: str) -> Iterator[str]:
         """What `call` shows together with the call before it, see Note [The end of a pass]."""
         thread, api = call.thread, call.levels[-1]
-        last, update = self._last.get(thread, START if self._from_start else ""), self._updates.pop(thread, "")
-        if api not in BOUNDARIES:
-            if update:
-                yield update
+        last = self._last.get(thread, START if self._from_start else "")
+        if api in BOUNDARIES:
+            self._updates.pop(thread, None)
+        else:
+            if api in (FORWARD, BACKWARD) and self._updates.get(thread):
+                yield self._updates.pop(thread)
             if last:
                 yield f"{last}, then {name}"
         self._last[thread] = name

@@ -51,6 +51,8 @@ _SIZES = re.compile(
 )
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
+_OF_TWO = 2
+
 _FACTORS = ("alpha", "beta")
 """Attributes that are 1 unless a program sets them."""
 
@@ -118,6 +120,8 @@ class _Description:
         self._nodes = [node for _, _, node in numbered]
         self._owners = dict(self._with_owners(numbered, calls))
         self._sizes = _sizes_of(self._nodes)
+        self._products = dict(self._biased_products())
+        self._absorbed = {product for product, _ in self._products.values()}
 
     def by_module(self) -> Iterator[Lines]:
         """The lines of each module."""
@@ -125,9 +129,9 @@ class _Description:
         for node in self._nodes:
             owner = self._owners[node]
             owners[owner] = None
-            if _is_arranging(node):
+            if _is_arranging(node) or node in self._absorbed:
                 continue
-            name, attributes, numbers = _name_of(node), *_attributes_of(node, self._sizes)
+            name, attributes, numbers = self._named(node), *_attributes_of(node, self._sizes)
             taken = dict.fromkeys(self._taken(node, owner))
             shown = f"{name}({', '.join(attributes)})" if attributes else name
             owner.operations[f"{shown}{_dtype_of(node)} <- {', '.join(taken)}"] = None
@@ -164,14 +168,33 @@ class _Description:
                 around.pop()
             yield node, around[-1][1] if around else program
 
+    def _biased_products(self) -> Iterator[tuple[Any, tuple[Any, Any]]]:
+        """Each addition of a bias to a matrix product, with the product and the bias.
+
+        torch fuses both into `addmm` or not, depending on the shape of the input, so they get its name.
+        """
+        for node in self._nodes:
+            if _name_of(node) == "add" and len(node.next_functions) == _OF_TWO:
+                first, second = (_without_arranging(taken) for taken, _ in node.next_functions)
+                for product, bias in ((first, second), (second, first)):
+                    is_product = product is not None and not _is_leaf(product) and _name_of(product) == "mm"
+                    if is_product and (bias is None or _is_leaf(bias)):
+                        yield node, (product, bias)
+
+    def _named(self, node: Any) -> str:
+        return "addmm" if node in self._products else _name_of(node)
+
     def _taken(self, node: Any, owner: _Owner) -> Iterator[str]:
+        if node in self._products:
+            product, bias = self._products[node]
+            yield self._resolved(bias, owner)
+            node = product
         for taken, _ in node.next_functions:
             yield self._resolved(taken, owner)
 
     def _resolved(self, node: Any, owner: _Owner) -> str:
         """What an operation of `owner` takes from `node`, in words."""
-        while node is not None and not _is_leaf(node) and _is_arranging(node):
-            node = next((taken for taken, _ in node.next_functions if taken is not None), None)
+        node = _without_arranging(node)
         if node is None:
             return NO_GRADIENT
         if _is_leaf(node):
@@ -179,8 +202,15 @@ class _Description:
             return LEAF if variable is None else _relative(variable.name, owner.path)
         maker = self._owners[node]
         if maker is owner:
-            return _name_of(node)
+            return self._named(node)
         return _relative(maker.path, owner.path)
+
+
+def _without_arranging(node: Any) -> Any:
+    """The first node from `node` on that computes something; None if nothing needs a gradient there."""
+    while node is not None and not _is_leaf(node) and _is_arranging(node):
+        node = next((taken for taken, _ in node.next_functions if taken is not None), None)
+    return node
 
 
 def _relative(path: str, around: str) -> str:
