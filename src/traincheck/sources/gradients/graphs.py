@@ -61,7 +61,7 @@ _LAST = 1 << 63
 _POWERS = (1, 0.5, 0.25, -0.25, -0.5, -1)
 """Powers of sizes that scale values."""
 
-_MAX_INTEGER = 8
+_MAX_INTEGER, _MAX_DIVISOR = 8, 2
 """Larger integers are sizes."""
 
 
@@ -241,6 +241,7 @@ _attribute_names: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[str]]:
     """The attributes of an operation that do not depend on sizes: those that are part of its line, and the numbers."""
     plain, saved = _attribute_names_of(node)
+    divides = _name_of(node) == "div"
     parts, numbers = [], []
     for name in plain:
         try:
@@ -251,7 +252,7 @@ def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[
         if type(value) in (int, float) and short in _FACTORS and value == 1:
             continue
         if type(value) is float or (type(value) is int and short in ("other", *_FACTORS)):
-            if not _may_be_size(float(value), sizes):
+            if not _may_be_size(float(value), sizes, divides=divides):
                 numbers.append(f"{short}={float(value):.6g}")
         else:
             text = _plain(value)
@@ -259,7 +260,7 @@ def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[
                 parts.append(f"{short}={text}")
     for name in saved:
         number = _wrapped_number(getattr(node, name), node)
-        if number is not None and not _may_be_size(number, sizes):
+        if number is not None and not _may_be_size(number, sizes, divides=divides):
             numbers.append(f"{name.removeprefix('_raw_saved_')}={number:.6g}")
     return parts, numbers
 
@@ -311,8 +312,9 @@ def _plain(value: Any) -> str | None:
     return None
 
 
-def _may_be_size(value: float, sizes: frozenset[float]) -> bool:
-    if value.is_integer() and abs(value) > _MAX_INTEGER:
+def _may_be_size(value: float, sizes: frozenset[float], *, divides: bool) -> bool:
+    """Whether a number may follow from the sizes of tensors. A whole divisor may count anything in a batch."""
+    if value.is_integer() and abs(value) > (_MAX_DIVISOR if divides else _MAX_INTEGER):
         return True
     return value not in (0, 1, -1, 2, 0.5) and float(f"{value:.6g}") in sizes
 
