@@ -28,7 +28,7 @@ Rows = torch.Tensor
 class Attention(nn.Module):
     def __init__(self, width: int, masked: bool = True) -> None:
         super().__init__()
-        self._masked = masked  # a private attribute tells nothing
+        self._masked = masked  # a private attribute is not described
         self.project = nn.Linear(width, width)
 
     def forward(self, x: Rows) -> Rows:

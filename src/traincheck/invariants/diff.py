@@ -72,29 +72,24 @@ def compare(a: Book, b: Book) -> Difference:
 
 
 class ChangedSet(NamedTuple):
-    """A rule about a set that allows or requires other elements than before, by their details.
-
-    `after` is None if the book has no rule about this set any more.
-    """
+    """A rule about a set that allows or requires other elements than before, by their details."""
 
     before: Invariant
-    after: Invariant | None
+    after: Invariant
     new: tuple[str, ...]
     no_longer_required: tuple[str, ...]
 
 
 def changed_sets(difference: Difference) -> Iterator[ChangedSet]:
-    """The rules about sets that only the first book has, each with its counterpart in the second one."""
+    """The rules about sets that only the first book has, each with its counterpart in the second one. Rules without a
+    counterpart are left out."""
     after = {_statement(rule): rule for rule in difference.only_in_b}
     for rule in difference.only_in_a:
-        was = elements_of(rule.property)
-        if was is None:
-            continue
-        counterpart = after.get(_statement(rule))
-        now = None if counterpart is None else elements_of(counterpart.property)
-        new = () if now is None else now.allowed - was.allowed
-        lost = () if now is None else was.required - now.required
-        yield ChangedSet(rule, counterpart, *(tuple(sorted(prop.detail for prop in props)) for props in (new, lost)))
+        counterpart = after.get(_statement(rule), rule)
+        was, now = elements_of(rule.property), elements_of(counterpart.property)
+        if counterpart is not rule and was is not None and now is not None:
+            changes = now.allowed - was.allowed, was.required - now.required
+            yield ChangedSet(rule, counterpart, *(tuple(sorted(prop.detail for prop in props)) for props in changes))
 
 
 def _statement(rule: Invariant) -> tuple[object, ...]:

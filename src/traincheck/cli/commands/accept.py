@@ -109,7 +109,7 @@ def _report(acceptance: Acceptance, home: Path) -> None:
     for run in acceptance.runs:
         out(f"accepted {run.script}: {amount(run.steps, 'step')}")
     difference = acceptance.difference
-    sets = {changed.before: changed for changed in changed_sets(difference) if changed.after is not None}
+    sets = {changed.before: changed for changed in changed_sets(difference)}
     added, removed = len(difference.only_in_b) - len(sets), len(difference.only_in_a) - len(sets)
     rules = amount(len(acceptance.book.invariants), "rule")
     out(f"{home}: {rules}; {added} added, {removed} removed, {len(difference.changed) + len(sets)} changed")

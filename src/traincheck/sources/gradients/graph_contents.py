@@ -81,14 +81,20 @@ def _offset(indices: torch.Tensor, target: torch.Tensor) -> str:
     return OTHERS
 
 
-def _saved(node: Any, name: str) -> torch.Tensor | None:
-    """A tensor that a node keeps; None if it keeps none of this name, if it is large, or if a hook has packed it."""
-    saved = getattr(node, name, None)
+def unpacked(saved: Any) -> torch.Tensor | None:
+    """The tensor of a `_raw_saved_` attribute; None if there is none, if a hook has packed it, or if it was freed."""
     if saved is None or isinstance(saved, tuple) or getattr(saved, "unpack_hook", saved) is not None:
         return None
     try:
         tensor = saved.data
     except RuntimeError:
         return None  # freed by an earlier backward
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return tensor if plain and 0 < tensor.numel() <= MAX_ELEMENTS else None
+    return tensor if isinstance(tensor, torch.Tensor) else None
+
+
+def _saved(node: Any, name: str) -> torch.Tensor | None:
+    """A tensor that a node keeps; None if it keeps none of this name, or none that can be read at once."""
+    tensor = unpacked(getattr(node, name, None))
+    if tensor is None or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    return tensor if 0 < tensor.numel() <= MAX_ELEMENTS else None

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.gradients.graph_contents import expected_tokens, mask_form
+from traincheck.sources.gradients.graph_contents import expected_tokens, mask_form, unpacked
 from traincheck.sources.modules.module_calls import Span
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.vocab.events import without_positions
@@ -286,13 +286,8 @@ def _wrapped_number(saved: Any, node: Any) -> float | None:
 
     It is known by its dtype, which is not that of the result. A tensor that a hook has packed is left alone.
     """
-    if isinstance(saved, tuple) or getattr(saved, "unpack_hook", saved) is not None:
-        return None
-    try:
-        tensor = saved.data
-    except RuntimeError:
-        return None  # freed by an earlier backward
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() or tensor.device.type != "cpu" or tensor.requires_grad:
+    tensor = unpacked(saved)
+    if tensor is None or tensor.dim() or tensor.device.type != "cpu" or tensor.requires_grad:
         return None
     if tensor.dtype not in (torch.float64, torch.int64) or tensor.dtype is _result_of(node):
         return None

@@ -201,12 +201,13 @@ class OptimizerReadings:
             self._module_attributes = ModuleAttributes()
         with hidden_from_modes():
             groups_by_optimizer = {name: self._at_first(optimizer) for name, optimizer in self._catalog.optimizers()}
-            descriptions = {
-                TREATED: describe(self._catalog, groups_by_optimizer),
-                MODULES: self._module_attributes.describe(self._catalog),
-            }
-        for attribute in self._described:
-            for model, lines in descriptions[attribute].items():
+            descriptions: dict[str, dict[str, tuple[str, ...]]] = {}
+            if TREATED in self._described:
+                descriptions[TREATED] = describe(self._catalog, groups_by_optimizer)
+            if MODULES in self._described:
+                descriptions[MODULES] = self._module_attributes.describe(self._catalog)
+        for attribute, lines_by_model in descriptions.items():
+            for model, lines in lines_by_model.items():
                 if (attribute, model, lines) not in self._reported_descriptions:
                     self._reported_descriptions.add((attribute, model, lines))
                     self._report(call, model, TREATMENT, attribute, "\n".join(lines), LIVE)
