@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from traincheck.sources.modules.variables import Variable, VariableCatalog
-from traincheck.sources.optimizers.hyperparameters import dtype_name
 from traincheck.vocab.events import without_positions
 
 NO_MODULE = "no module"
@@ -49,7 +48,7 @@ def _place(variable: Variable) -> tuple[str, str]:
 def _words(variable: Variable, tensor: torch.Tensor, settings: Mapping[int, str]) -> Iterator[str]:
     yield "trainable" if tensor.requires_grad else "frozen"
     if tensor.dtype is not torch.float32:
-        yield dtype_name(tensor.dtype)
+        yield str(tensor.dtype).removeprefix("torch.")
     if len(variable.aliases) > 1:
         yield "shared"
     if not variable.holders:
