@@ -199,22 +199,22 @@ def test_little_memory_and_memory_filled_in_training_are_not_judged() -> None:
     assert of(fills(*"aabbcc", api="torch.nn.init.ones_"), FILLING, "setup") == []
 
 
-def experts(*capacities: int, shape: str = "4,8") -> str:
+def experts(*factors: float, shape: str = "4,8") -> str:
     return "".join(
-        f"""  project moe.dispatch args={{"capacity":{capacity},"name":"x{index}"}}
+        f"""  project moe.dispatch args={{"factor":{factor},"rows":{index},"name":"x{index}"}}
     tensor tokens float32[{shape}] fingerprint={index}
 """
-        for index, capacity in enumerate(capacities)
+        for index, factor in enumerate(factors)
     )
 
 
 def test_calls_of_a_step_share_their_arguments() -> None:
     subject = Subject("moe.dispatch", "step")
-    same = Property(COMPARES_CALLS, "value of capacity", EQUAL)
-    assert verdicts(of(experts(4, 4, 4), subject), same) == [True]
-    assert verdicts(of(experts(4, 4, 5), subject), same) == [False]
-    assert of(experts(4), subject) == []
-    (occasion,) = of(experts(4, 4), subject)
+    same = Property(COMPARES_CALLS, "value of factor", EQUAL)
+    assert verdicts(of(experts(1.5, 1.5, 1.5), subject), same) == [True]
+    assert verdicts(of(experts(1.5, 1.5, 1.25), subject), same) == [False]
+    assert of(experts(1.5), subject) == []
+    (occasion,) = of(experts(1.5, 1.5), subject)
     assert occasion.held == {
         same,
         Property(COMPARES_CALLS, "data of tokens", DISTINCT),
@@ -228,11 +228,11 @@ def test_sampled_contents_refute_but_do_not_confirm() -> None:
         Subject("moe.dispatch", "step"),
         *(Property(COMPARES_CALLS, "data of tokens", way) for way in (DISTINCT, EQUAL)),
     )
-    unread = experts(4).replace(" fingerprint=0", "")
-    assert verdicts(of(experts(4, 4) + unread, subject), distinct) == []
-    assert verdicts(of(experts(4, 4) + unread, subject), equal) == [False]
-    assert verdicts(of(experts(4) + experts(4) + unread, subject), equal) == []
-    assert verdicts(of(experts(4) + experts(4), subject), equal) == [True]
+    unread = experts(1.5).replace(" fingerprint=0", "")
+    assert verdicts(of(experts(1.5, 1.5) + unread, subject), distinct) == []
+    assert verdicts(of(experts(1.5, 1.5) + unread, subject), equal) == [False]
+    assert verdicts(of(experts(1.5) + experts(1.5) + unread, subject), equal) == []
+    assert verdicts(of(experts(1.5) + experts(1.5), subject), equal) == [True]
 
 
 def batches(*prints: tuple[int, int], loader: str = "DataLoader#1", first: bool = False) -> str:
@@ -465,7 +465,7 @@ EVERYTHING = (
     attention("0.0", training="false")
     + loss()
     + softmax("8,4", -1)
-    + experts(4, 4)
+    + experts(1.5, 1.5)
     + batches((1, 7), (2, 7))
     + BEGIN
     + fetched((1, 2))

@@ -42,7 +42,8 @@ _EITHER = (EQUAL, DISTINCT)
 OF_MODULES: Ways = {VALUE: (EQUAL,)}
 """For consecutive calls of one class of modules, which mostly go from layer to layer."""
 OF_PROGRAM: Ways = {VALUE: (EQUAL,), DTYPE: (EQUAL,), DATA: _EITHER}
-"""For calls of functions of the project. Sizes are left out: the last of several batches may be smaller."""
+"""For calls of functions of the project. Sizes and whole numbers, which may count what is in a batch, are left out: the
+last of several batches may be smaller."""
 OF_LIFECYCLE: Ways = {DATA: (DISTINCT,), STORAGE: (DISTINCT,)}
 """For consecutive calls that drive training. To fetch the same batch or to start a backward from the same loss again is
 a waste. How they are called depends on the program."""
@@ -96,6 +97,8 @@ def compare(
         different = len(set(values))
         for relation in ways[_aspect_of(name)]:
             if relation == DISTINCT and (_is_small(name, calls) or any(isinstance(value, bool) for value in values)):
+                continue
+            if ways is OF_PROGRAM and any(type(value) is int for value in values):
                 continue
             holds = different == (1 if relation == EQUAL else len(values))
             if not (holds and name in partly_read):
