@@ -5,6 +5,7 @@ from __future__ import annotations
 from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.listener import Listeners, RecorderListener
 from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.recording.step_tracker import Cut
 
 
 class Log(RecorderListener):
@@ -15,10 +16,10 @@ class Log(RecorderListener):
     def between_calls(self) -> None:
         self.events.append(f"{self.name} between calls")
 
-    def window_closing(self, stage: str) -> None:
-        self.events.append(f"{self.name} closing {stage}")
+    def window_closing(self, cut: Cut) -> None:
+        self.events.append(f"{self.name} closing {cut.stage}")
 
-    def window_closed(self, cut: object) -> None:
+    def window_closed(self, cut: Cut) -> None:
         self.events.append(f"{self.name} closed")
 
 

@@ -37,8 +37,10 @@ SOME_STATE: Final = "optimizer_state.some"
 COMPUTATION: Final = "computation"
 """The kind of readings about steps that are executed again, see replayed_computations.py."""
 
-GRAPH, GRAPH_OPERATIONS, GRAPH_NUMBERS = "graph", "operations", "numbers"
-"""The kind and the attributes of readings that describe the graph of a backward, see sources/gradients/graphs.py."""
+GRAPH, NO_GRAD = "graph", "no_grad"
+OPERATIONS, OPERATION_NUMBERS = "operations", "numbers"
+"""The kinds and the attributes of readings that describe what a program computes: with gradients
+(sources/gradients/graphs.py), and without (sources/functions/no_grad_operations.py)."""
 
 TREATMENT, TREATED, MODULES = "treatment", "parameters", "modules"
 """The kind and the attributes of readings that describe how a program treats its parameters

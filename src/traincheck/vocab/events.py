@@ -108,8 +108,8 @@ _SEQ = attrgetter("seq")
 _CALL, _CONTEXT = (Change._fields.index(name) for name in ("call", "context"))
 _LIKE = slice(Change._fields.index("kind"), _CONTEXT)  # from kind to owner
 
-LIVE, SAVED, LOADED, ANNOUNCED = "live", "saved", "loaded", "announced"
-ROLES = (LIVE, SAVED, LOADED, ANNOUNCED)
+LIVE, SAVED, LOADED, ANNOUNCED, PARTIAL = "live", "saved", "loaded", "announced", "partial"
+ROLES = (LIVE, SAVED, LOADED, ANNOUNCED, PARTIAL)
 
 
 class Reading(NamedTuple):
@@ -117,9 +117,10 @@ class Reading(NamedTuple):
 
     `kind` is the kind of object: parameter, buffer, optimizer_state, hyperparameter (of a parameter group), module,
     scheduler, loader, worker (of a data loader), random (a random state), run or source. `value` is a fingerprint for
-    `data`. `role` separates the object that a program holds (live) from the copy in a saved or loaded file, and from a
-    number that was announced beforehand (the length of a loader, the horizon of a scheduler). `call` is the call of the
-    reading, or `NO_CALL`. Between calls, a source may omit a value that equals the last reading of the same role.
+    `data`. `role` separates the object that a program holds (live) from the copy in a saved or loaded file, from a
+    number that was announced beforehand (the length of a loader, the horizon of a scheduler), and from a description of
+    what was not seen from its beginning to its end (partial). `call` is the call of the reading, or `NO_CALL`. Between
+    calls, a source may omit a value that equals the last reading of the same role.
     """
 
     seq: int

@@ -1,8 +1,9 @@
-"""The operations of each module: what good runs never had is a violation.
+"""The operations of each module and function: what good runs never had is a violation.
 
 Sources describe the graph of a backward as lines, see Note [A graph in lines] in sources/gradients/graphs.py. A program
 may have several graphs (a generator and a discriminator take turns), so a rule knows for each module the lines that
-some backwards had, and those that all of them had.
+some backwards had, and those that all of them had. The same holds for what functions of the project compute without
+gradients in a window, see Note [What no gradient shows] in sources/functions/no_grad_operations.py.
 """
 
 from __future__ import annotations
@@ -10,52 +11,60 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from traincheck.relations.parts import BACKWARD
-from traincheck.vocab.demand import GRAPH, GRAPH_NUMBERS, GRAPH_OPERATIONS, Demand
-from traincheck.vocab.events import Reading, Window, without_positions
+from traincheck.vocab.demand import GRAPH, NO_GRAD, OPERATION_NUMBERS, OPERATIONS, Demand
+from traincheck.vocab.events import PARTIAL, Reading, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import HAS, USES_NUMBER
 
-DESCRIPTIONS = Demand.of_calls(BACKWARD) | Demand.of_readings(f"{GRAPH}.{GRAPH_OPERATIONS}", f"{GRAPH}.{GRAPH_NUMBERS}")
-"""The demand for all descriptions, see own_runs.py."""
+_KINDS = (GRAPH, NO_GRAD)
+_SUBJECTS = frozenset(f"{kind}.{attribute}" for kind in _KINDS for attribute in (OPERATIONS, OPERATION_NUMBERS))
 
-OPERATIONS, NUMBERS = f"{GRAPH}.{GRAPH_OPERATIONS}", f"{GRAPH}.{GRAPH_NUMBERS}"
+DESCRIPTIONS = Demand.of_calls(BACKWARD) | Demand.of_readings(*sorted(_SUBJECTS))
+"""The demand for all descriptions, see own_runs.py."""
 
 _UNDER = " under "
 
 
 class Computation:
-    """Yields an occasion for each description of a module, and one for all modules of a kind in a backward.
+    """Yields an occasion for each description of a module or function, and one for all modules of a kind in a backward.
 
     The first shows in which module an operation is new, the second that an operation is missing in all of them. Numbers
-    are judged by operation and attribute.
+    are judged by operation and attribute. What a function computes depends on the stage.
     """
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         groups: dict[tuple[int, Subject], list[Reading]] = {}
         for reading in window.readings:
-            if reading.kind == GRAPH and reading.attribute == GRAPH_NUMBERS:
-                yield from _of_numbers(reading)
-            elif reading.kind == GRAPH:
-                origin, _ = _split(reading)
-                subject = Subject(OPERATIONS, f"{without_positions(reading.variable)}{_UNDER}{origin}")
+            if reading.kind not in _KINDS:
+                continue
+            origin, _ = _split(reading)
+            place = without_positions(reading.variable)
+            stage = f" ({window.stage})" if reading.kind == NO_GRAD else ""
+            grain = f"{place}{stage}{_UNDER}{origin}"
+            if reading.attribute == OPERATION_NUMBERS:
+                yield from _of_numbers(reading, grain)
+            else:
+                subject = Subject(f"{reading.kind}.{reading.attribute}", grain)
                 groups.setdefault((reading.call, subject), []).append(reading)
         for (call, subject), readings in groups.items():
-            found = [(reading.variable, _elements(HAS, OPERATIONS, _split(reading)[1])) for reading in readings]
+            found = [(reading.variable, _elements(HAS, subject.api, _split(reading)[1])) for reading in readings]
             for variable, held in found:
                 yield Occasion(subject, (), held, frozenset(), call, (variable,))
-            together = frozenset[Property]().union(*(held for _, held in found))
-            yield Occasion(subject, (), together, None, call, tuple(variable for variable, _ in found))
+            if all(reading.role != PARTIAL for reading in readings):
+                together = frozenset[Property]().union(*(held for _, held in found))
+                yield Occasion(subject, (), together, None, call, tuple(variable for variable, _ in found))
 
     def forget(self) -> None:
         """There is no state."""
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
-        return subject.api in (OPERATIONS, NUMBERS)
+        return subject.api in _SUBJECTS
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(BACKWARD) | Demand.of_readings(subject.api)
+        calls = Demand.of_calls(BACKWARD) if subject.api.startswith(GRAPH) else Demand()
+        return calls | Demand.of_readings(subject.api)
 
     @staticmethod
     def is_optional_practice(prop: Property) -> bool:
@@ -64,20 +73,23 @@ class Computation:
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         place = subject.grain.partition(_UNDER)[0]
-        if subject.api == NUMBERS:
+        if subject.api.endswith(OPERATION_NUMBERS):
             return f"{place} is as in good runs"
+        if subject.api.startswith(NO_GRAD):
+            return f"{place} computes nothing without gradients but what good runs computed"
         return f"gradients flow through no operations of {place} but those of good runs"
 
 
-def _of_numbers(reading: Reading) -> Iterator[Occasion]:
-    origin, lines = _split(reading)
+def _of_numbers(reading: Reading, grain: str) -> Iterator[Occasion]:
+    _, lines = _split(reading)
+    quantity = f"{reading.kind}.{reading.attribute}"
     numbers: dict[str, list[str]] = {}
     for line in lines:
         operand, _, number = line.partition("=")
         numbers.setdefault(operand, []).append(number)
     for operand, values in numbers.items():
-        subject = Subject(NUMBERS, f"{operand} in {without_positions(reading.variable)}{_UNDER}{origin}")
-        held = _elements(USES_NUMBER, NUMBERS, values)
+        subject = Subject(quantity, f"{operand} in {grain}")
+        held = _elements(USES_NUMBER, quantity, values)
         yield Occasion(subject, (), held, frozenset(), reading.call, (reading.variable,))
 
 

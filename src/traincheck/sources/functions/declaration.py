@@ -33,8 +33,9 @@ LIFECYCLE = SourceDeclaration(
 FUNCTIONS = SourceDeclaration(
     name="functions",
     observes="torch functions and tensor methods",
-    absence="Rules about torch functions are not judged.",
+    absence="Rules about torch functions, and about what is computed without gradients, are not judged.",
     serves_api=_is_torch_function,
+    readings=("no_grad.operations", "no_grad.numbers"),
     cost="operation",
 )
 

@@ -20,7 +20,9 @@ from torch.utils._device import DeviceContext
 import traincheck.sources
 from traincheck.sources.base import replace_everywhere, wrapping
 from traincheck.sources.compile.tracing import EXPORTS, FLAGS, is_traced
+from traincheck.sources.functions.no_grad_operations import NoGradOperations
 from traincheck.sources.modules import fast_paths
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import (
     PACKED,
     RECURRENT,
@@ -32,10 +34,11 @@ from traincheck.sources.recording.context_facts import CallContext, call_context
 from traincheck.sources.recording.global_hooks import remove_mode
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.recording.sampling_gate import SamplingGate
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import BY_LIBRARY, FILLS
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import NO_GRAD, Demand
 from traincheck.vocab.events import FUNCTION
 from traincheck.vocab.facts import Facts
 
@@ -60,10 +63,12 @@ class TorchFunctionSource:
 
     name = "functions"
 
-    def __init__(self, summaries: CallSummaries, call_context: CallContext) -> None:
+    def __init__(self, summaries: CallSummaries, call_context: CallContext, catalog: VariableCatalog) -> None:
         self._summaries = summaries
         self._call_context = call_context
+        self._catalog = catalog
         self._mode: _RecordingMode | None = None
+        self._gate: SamplingGate | None = None
         # torch caches these tables on first use. Build them now, so that they hold torch functions and not wrappers.
         for table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
             getattr(torch.overrides, table)()
@@ -73,17 +78,20 @@ class TorchFunctionSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         undo = UndoStack()
-        if demand.everything or any(_is_function(api) for api in demand.calls):
+        records = demand.everything or any(_is_function(api) for api in demand.calls)
+        describes = demand.takes_readings(NO_GRAD)
+        if records or describes:
             self._wrap_init(demand, recorder, undo)
             if self._mode is None:
                 self._mode = _RecordingMode(demand, recorder, self._summaries, self._call_context, self.name)
                 self._mode.__enter__()
                 recorder.hooks.mode = self._mode
-                self._sampling_gate = recorder.sampling_gate
-                self._sampling_gate.add_suspendable(self._mode)
             else:
                 self._mode.set_demand(demand)  # it keeps its position in the stack of modes
             mode = self._mode
+            self._suspend_between_samples(recorder.sampling_gate if records else None)
+            self._describe(mode, recorder, undo, on=describes)
+            mode.records = records
             replace_everywhere(undo, *ENGINE, lambda function: _with_mode_on(mode, function))
             fast_paths.preserve(undo, mode)
             recorder.on_detach(undo, self._leave)
@@ -91,10 +99,30 @@ class TorchFunctionSource:
             self._leave()
         return undo
 
+    def _describe(self, mode: _RecordingMode, recorder: Recorder, undo: UndoStack, *, on: bool) -> None:
+        """Describe what the program computes without gradients, see no_grad_operations.py."""
+        if mode.operations is None and on:
+            mode.operations = NoGradOperations(self.name, recorder, self._catalog, mode.watch)
+            recorder.add_listener(mode.operations)
+        if mode.operations is not None:
+            mode.operations.enabled = on
+            mode.describes = mode.describes and on
+            recorder.after_gap(self.name, mode.operations.report_again, undo=undo, repeatable=True)
+
+    def _suspend_between_samples(self, gate: SamplingGate | None) -> None:
+        """Let `gate` suspend the mode. With None it is only on the stack while something is described."""
+        if gate is not self._gate and self._mode is not None:
+            if self._gate is not None:
+                self._gate.remove_suspendable(self._mode)
+            if gate is not None:
+                self._mode.resume()
+                gate.add_suspendable(self._mode)
+            self._gate = gate
+
     def _leave(self) -> None:
+        self._suspend_between_samples(None)
         mode, self._mode = self._mode, None
         if mode is not None:
-            self._sampling_gate.remove_suspendable(mode)
             _leave(mode)
 
     def _wrap_init(self, demand: Demand, recorder: Recorder, undo: UndoStack) -> None:
@@ -248,6 +276,9 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
     ) -> None:
         super().__init__()
         self.off = False
+        self.records = True  # whether calls are recorded
+        self.describes = False  # whether calls are described, see `operations`
+        self.operations: NoGradOperations | None = None
         self._recorder = recorder
         self._silent = recorder.availability.disabled
         self._profiler = recorder.profiler
@@ -276,6 +307,15 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             if stack and stack[-1] is self:
                 self._below = stack[:-1]
                 _pop_mode()
+
+    def watch(self, on: bool) -> bool:
+        """Describe calls from now on, or no more; whether they are described."""
+        if on and self.can_resume():
+            self.resume()
+        elif not self.records:
+            self.suspend()
+        self.describes = on and not self.is_off() and self.is_of_this_thread()
+        return self.describes
 
     def is_of_this_thread(self) -> bool:
         """Return whether the mode belongs to the stack of this thread."""
@@ -317,10 +357,12 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             observed = self._functions[func]
         except KeyError:
             observed = self._learn(func)
-        if observed is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
         if observed is _REPLACED:
             return _original(func)(*args, **(kwargs or {}))
+        if self.describes:
+            return self._described(func, types, args, kwargs)
+        if observed is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
         recorder = self._recorder
         if self._profiler.suppressed or not recorder.watching:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -330,6 +372,21 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         if skip or self.off or not recorder.active or self._name in self._silent:
             return func(*args, **kwargs) if kwargs else func(*args)
         return self._recorded(observed, func, args, kwargs, quiet=observed.native and not types)
+
+    def _described(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function, record it if that is demanded, and describe it. Functions inside it are not described."""
+        self.describes = False
+        operations = self.operations
+        try:
+            result = self.__torch_function__(func, types, args, kwargs)
+        finally:
+            self.describes = operations is not None and operations.on
+        if self.describes and operations is not None:
+            paused = self._profiler.callback is not None and self._profiler.pause()
+            operations.describe(func, args, kwargs, result, sys._getframe(2))
+            if paused:
+                self._profiler.resume()
+        return result
 
     def _recorded(self, observed: _ObservedFunction, func: Any, args: Any, kwargs: Any, *, quiet: bool) -> Any:
         """Call a function and record the call. The profiler is paused meanwhile; `quiet` functions run no code of the

@@ -14,7 +14,7 @@ from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import GRAPH, GRAPH_NUMBERS, GRAPH_OPERATIONS, Demand
+from traincheck.vocab.demand import GRAPH, OPERATION_NUMBERS, OPERATIONS, Demand
 from traincheck.vocab.events import Reading, without_positions
 from traincheck.vocab.facts import facts
 
@@ -52,7 +52,7 @@ class GraphSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        self._attributes = [name for name in (GRAPH_OPERATIONS, GRAPH_NUMBERS) if demand.takes_reading(GRAPH, name)]
+        self._attributes = [name for name in (OPERATIONS, OPERATION_NUMBERS) if demand.takes_reading(GRAPH, name)]
         undo = UndoStack()
         if self._attributes:
             self._next_number = torch.autograd._get_sequence_nr
@@ -88,7 +88,7 @@ class GraphSource:
             texts = {
                 (path, attribute, "\n".join((origin, *lines))): None
                 for path, *both in described
-                for attribute, lines in zip((GRAPH_OPERATIONS, GRAPH_NUMBERS), both, strict=True)
+                for attribute, lines in zip((OPERATIONS, OPERATION_NUMBERS), both, strict=True)
                 if lines and attribute in self._attributes
             }
         self._report(call, texts)

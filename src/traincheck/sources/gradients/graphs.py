@@ -252,7 +252,7 @@ def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[
         if type(value) in (int, float) and short in _FACTORS and value == 1:
             continue
         if type(value) is float or (type(value) is int and short in ("other", *_FACTORS)):
-            if not _may_be_size(float(value), sizes, divides=divides):
+            if not may_be_size(float(value), sizes, divides=divides):
                 numbers.append(f"{short}={float(value):.6g}")
         else:
             text = _plain(value)
@@ -260,7 +260,7 @@ def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[
                 parts.append(f"{short}={text}")
     for name in saved:
         number = _wrapped_number(getattr(node, name), node)
-        if number is not None and not _may_be_size(number, sizes, divides=divides):
+        if number is not None and not may_be_size(number, sizes, divides=divides):
             numbers.append(f"{name.removeprefix('_raw_saved_')}={number:.6g}")
     return parts, numbers
 
@@ -307,8 +307,8 @@ def _plain(value: Any) -> str | None:
     return None
 
 
-def _may_be_size(value: float, sizes: frozenset[float], *, divides: bool) -> bool:
-    """Whether a number may follow from the sizes of tensors. A whole divisor may count anything in a batch."""
+def may_be_size(value: float, sizes: frozenset[float], *, divides: bool) -> bool:
+    """Whether a number may follow from `sizes_and_powers`. A whole divisor may count anything in a batch."""
     if value.is_integer() and abs(value) > (_MAX_DIVISOR if divides else _MAX_INTEGER):
         return True
     return value not in (0, 1, -1, 2, 0.5) and float(f"{value:.6g}") in sizes
@@ -322,7 +322,12 @@ def _sizes_of(nodes: Iterable[Any]) -> frozenset[float]:
             shape = [int(size) for size in metadata.shape]
             sizes.update(shape)
             sizes.add(math.prod(shape))
-    derived = {size**power for size in sizes if size > 0 for power in _POWERS}
+    return sizes_and_powers(sizes)
+
+
+def sizes_and_powers(sizes: Iterable[int]) -> frozenset[float]:
+    """The sizes, and the numbers that follow from them by `_POWERS`, for `may_be_size`."""
+    derived = {size**power for size in set(sizes) if size > 0 for power in _POWERS}
     return frozenset(float(f"{number:.6g}") for number in derived)
 
 

@@ -36,6 +36,7 @@ from traincheck.sources.recording.context_facts import context_facts_with, with_
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
@@ -103,8 +104,8 @@ class OptimizerSource(RecorderListener):
         replace(undo, Optimizer, "zero_grad", lambda clear: observed(recorder.hooks.without_mode(clear)))
         return undo
 
-    def window_closing(self, stage: str) -> None:
-        self._report_master_copies(stage)
+    def window_closing(self, cut: Cut) -> None:
+        self._report_master_copies(cut.stage)
 
     # -- construction ----------------------------------------------------------------------------------------------
 

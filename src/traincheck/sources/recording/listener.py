@@ -23,7 +23,7 @@ class RecorderListener:
     def suspicion_raised(self) -> None:
         """A rule was violated. Any thread may call this."""
 
-    def window_closing(self, stage: str) -> None:
+    def window_closing(self, cut: Cut) -> None:
         """A window that was watched as a whole is about to close; events recorded now still belong to it."""
 
     def storage_names(self, stage: str) -> dict[str, str] | None:
@@ -70,7 +70,7 @@ class Listeners:
         select = self._overrides
         self.between_calls: Callable[[], object] = _one_function(select("between_calls"))
         self.suspicion_raised: tuple[Callable[[], None], ...] = select("suspicion_raised")
-        self.window_closing: tuple[Callable[[str], None], ...] = select("window_closing")
+        self.window_closing: tuple[Callable[[Cut], None], ...] = select("window_closing")
         self.storage_names: tuple[Callable[[str], dict[str, str] | None], ...] = select("storage_names")
         self.window_measured: tuple[Callable[[str, bool, Lap], None], ...] = select("window_measured")
         self.window_closed: tuple[Callable[[Cut], None], ...] = select("window_closed")

@@ -294,7 +294,7 @@ class Recorder:
         names: dict[str, str] = {}
         if complete:
             for window_closing in self._listeners.window_closing:
-                window_closing(cut.stage)
+                window_closing(cut)
             for storage_names in self._listeners.storage_names:
                 names.update(storage_names(cut.stage) or {})
         calls, changes, readings = self._buffer.take_until(cut.seq, names)

@@ -50,11 +50,15 @@ UNDECIDED = ""
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The end of a window with this step and stage: it ends before position `seq`."""
+    """The end of a window with this step and stage: it ends before position `seq`.
+
+    `opens` is the stage of the next window, where it is known already.
+    """
 
     seq: int
     step: int
     stage: str
+    opens: str = UNDECIDED
 
 
 class StepTracker:
@@ -288,7 +292,7 @@ class StepTracker:
             self._check(True)
         if stage == EVAL:
             if self._stage != UNDECIDED:
-                self._close(seq, self._stage)
+                self._close(seq, self._stage, EVAL)
             self._stage = EVAL
         else:
             self._train_from(seq)
@@ -313,9 +317,9 @@ class StepTracker:
     def finish(self, began: int, seq: int) -> None:
         """The run ends: close the open window where the end began, then (at `seq`) the window of the end."""
         if self._stage == TRAIN and self._stepped:
-            self._close(self._next_start if self._next_start >= 0 else began, TRAIN)
+            self._close(self._next_start if self._next_start >= 0 else began, TRAIN, END)
         stage = self._stage or (EVAL if self._undecided_forward >= 0 else END)
-        self._close(seq, stage)
+        self._close(seq, stage, END)
 
     # -- cutting -------------------------------------------------------------------------------------------------
 
@@ -369,12 +373,12 @@ class StepTracker:
         if self._stage == TRAIN and not self._stepped:
             return  # evaluation in the middle of a step (a target network, a rollout) is part of that step
         if self._stage in (SETUP, TRAIN):
-            self._close(begin, self._stage)
+            self._close(begin, self._stage, EVAL)
         self._stage = EVAL
 
-    def _close(self, seq: int, stage: str) -> None:
+    def _close(self, seq: int, stage: str, opens: str = UNDECIDED) -> None:
         self._stepped.clear()
         self._next_start = self._undecided_forward = -1
         self._stage = UNDECIDED
-        self._on_cut(Cut(seq, self.step, stage))
+        self._on_cut(Cut(seq, self.step, stage, opens))
         self._on_change()

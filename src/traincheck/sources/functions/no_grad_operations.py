@@ -1,0 +1,365 @@
+"""Describes what the program computes without gradients, function by function, in some windows.
+
+Note [What no gradient shows]
+Targets, moving averages, returns, augmentation and evaluations are no part of an autograd graph. So in some windows
+each function of torch that the project calls, and whose result needs no gradient, becomes a line such as
+`mul <- max, float32`: its name, its plain arguments, the dtype of its result if that is not float32, and what it takes.
+It takes results of other functions (by name), parameters and buffers (`state of Net`), tensors with gradients (`graph`)
+and others (by dtype). Functions that only arrange memory are left out. What a library computes for the project is one
+line: `calls AveragedModel.update_parameters`. Equal lines of one function of the project count once.
+
+Another batch size must not change a line, so integers other than small ones are left out, and so are all that have
+no tensor next to them. Fractional numbers are described apart, as in sources/gradients/graphs.py.
+
+Where a training step follows another, its lines begin right after the last update: what a program prepares for a step
+belongs to it. A step after an evaluation or after the set-up is described in part, as is what the end of the run may
+have interrupted: lines may be new there, but none can be missing.
+
+Known limitations: other threads, processes of data loaders, compiled code, and functions that modes do not see.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import handle_torch_function
+
+import traincheck.sources
+from traincheck.sources.gradients.graphs import may_be_size, sizes_and_powers
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.api_names import function_name
+from traincheck.sources.recording.call_sites import qualified_name
+from traincheck.sources.recording.listener import RecorderListener
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.recording.step_tracker import Cut
+from traincheck.vocab.bounded_cache import BoundedCache, ObjectCache
+from traincheck.vocab.demand import NO_GRAD, OPERATION_NUMBERS, OPERATIONS
+from traincheck.vocab.events import END, EVAL, LIVE, NO_CALL, PARTIAL, TRAIN, Reading
+from traincheck.vocab.facts import facts
+
+OFTEN, SELDOM = 10, 25
+"""The first windows of each stage are described, and then each `SELDOM`th."""
+MAX_CALLS = 20_000
+"""A window with more calls is not described (some tenths of a second of work)."""
+
+MAX_MADE = 5_000
+"""From so many tensors on, those that are gone are forgotten."""
+
+_ARRANGING = frozenset(
+    (
+        "view", "reshape", "contiguous", "expand", "expand_as", "view_as", "reshape_as", "flatten", "unflatten",
+        "unsqueeze", "squeeze", "to", "cpu", "cuda", "type_as", "pin_memory",
+    )
+)  # fmt: skip
+_VIEWS = ("torch.Tensor.data.__get__", "torch.Tensor.grad.__get__", "torch.Tensor.T.__get__", "torch.Tensor.mT.__get__")
+_GRAD = "grad.__get__"
+_MAX_SHOWN = 2
+"""Larger integers may be sizes."""
+_OURS = str(Path(traincheck.sources.__file__).parents[1])
+_OBSERVED_BY_OTHERS = tuple(
+    str(Path(torch.__file__).parent / path)
+    for path in ("utils/data/", "optim/optimizer.py", "nn/modules/module.py", "autograd/", "_tensor.py")
+)
+"""Files with functions that other sources observe: loaders, optimizers, calls of modules, backwards."""
+_MODULE_STATE = ("Module.load_state_dict", "Module.state_dict", "Module.requires_grad_", "Module.to", "Module.apply")
+"""Functions of modules that are a line nevertheless."""
+_LOCAL = "<locals>"
+_CHANGING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
+_UNNAMED = frozenset(("out", "dtype", "device", "layout", "generator", "requires_grad", "memory_format", "size"))
+
+
+_CONTEXT = facts(kind=NO_GRAD)
+
+
+class _Line(NamedTuple):
+    seq: int
+    place: str
+    operation: str
+    numbers: tuple[str, ...]
+
+
+class NoGradOperations(RecorderListener):
+    """Describes windows; `TorchFunctionSource` passes each call to `describe` while `on`."""
+
+    def __init__(
+        self, source: str, recorder: Recorder, catalog: VariableCatalog, switch: Callable[[bool], bool]
+    ) -> None:
+        """`switch` makes the mode see calls, or not, and returns whether it does. Failures are those of `source`."""
+        self.describe = recorder.guarded(source, self._describe)
+        self._next_window = recorder.guarded(source, self._begin_window, always=True)
+        self._source = source
+        self._recorder = recorder
+        self._catalog = catalog
+        self._switch = switch
+        self._lines: list[_Line] = []
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self._windows: dict[str, int] = {}
+        self._calls = 0
+        self._last_update = -1  # where an optimizer has stepped in this window
+        self._role = LIVE  # of the open window, see `_role_of_next`
+        self._names: BoundedCache[Any, str] = BoundedCache()
+        self._places: ObjectCache[str] = ObjectCache(MAX_CALLS)
+        self._reported: set[tuple[str, str, str]] = set()
+        self.enabled = True
+        self.on = switch(True)
+
+    def report_again(self) -> None:
+        """Report descriptions again that were reported before."""
+        self._reported.clear()
+
+    # -- which windows -------------------------------------------------------------------------------------------------
+
+    def optimizer_stepped(self) -> None:
+        if self.on:
+            self._made.clear()
+            self._last_update = self._recorder.next_seq()
+
+    def window_closing(self, cut: Cut) -> None:
+        if self.enabled and self.on and self._calls <= MAX_CALLS:
+            try:
+                self._report(cut)
+            except Exception as error:  # a guarded function would not run at the end of the recording
+                self._recorder.fault(self._source, error)
+
+    def window_closed(self, cut: Cut) -> None:
+        if self.enabled:
+            self._next_window(cut)
+
+    def _begin_window(self, cut: Cut) -> None:
+        """Decide whether to describe the window that begins, and drop what belongs to the last one."""
+        opens = cut.opens or TRAIN
+        number = self._windows[opens] = self._windows.get(opens, 0) + 1
+        # To see a training step from its beginning, the end of the one before has to be watched.
+        due = number <= OFTEN or number % SELDOM == 0 or (opens == TRAIN and (number + 1) % SELDOM == 0)
+        self._role = self._role_of_next(cut, opens)
+        start = self._end_of(cut)
+        self._lines = [line for line in self._lines if line.seq >= start] if self.on else []
+        self._calls = len(self._lines)
+        self._last_update = -1
+        if opens == EVAL:
+            self._made.clear()  # as if the description began here
+        self.on = self._switch(self._recorder.watching and due)
+
+    def _role_of_next(self, cut: Cut, opens: str) -> str:
+        """Whether the next window is described as a whole, in part or (empty) not at all."""
+        if opens == EVAL:
+            return LIVE
+        if not self.on or self._calls > MAX_CALLS:
+            return ""
+        return LIVE if cut.stage == TRAIN and self._last_update >= 0 else PARTIAL
+
+    def _end_of(self, cut: Cut) -> int:
+        """Where the lines of the next window begin: after the last update, if it is another step."""
+        return self._last_update if cut.stage == TRAIN and cut.opens != EVAL and self._last_update >= 0 else cut.seq
+
+    # -- one call ------------------------------------------------------------------------------------------------------
+
+    def _describe(self, func: Any, args: Any, kwargs: Any, result: Any, frame: Any) -> None:
+        """A function of torch was called from `frame`, the caller of the mode."""
+        self._calls += 1
+        if self._calls > MAX_CALLS or self._recorder.steps.updates or self._recorder.queries_program:
+            return
+        name = self._names.get(func)
+        if name is None:
+            name = self._names.put(func, _short_name(func))
+        if not name:
+            return
+        tensors = result if isinstance(result, (tuple, list)) else (result,)
+        made = [tensor for tensor in tensors if type(tensor) is torch.Tensor]
+        if name in _ARRANGING or name == _GRAD or (name == "__getitem__" and _arranges(args)):
+            source = self._taken(args[0]) if args else ""
+            shown = f"gradient of {source}" if name == _GRAD else source
+        else:
+            changes = _changes(name)
+            if not made and not (changes and args and isinstance(args[0], torch.Tensor)):
+                return
+            if any(tensor.requires_grad for tensor in made) and (torch.is_grad_enabled() or not changes):
+                return
+            place, entry = self._place(frame)
+            if not place or entry is None:
+                return
+            if entry:
+                shown = entry
+                line = f"calls {entry}"
+                numbers: tuple[str, ...] = ()
+            else:
+                shown = name
+                line, numbers = self._line(name, args, kwargs or {}, made)
+            self._lines.append(_Line(self._recorder.next_seq(), place, line, numbers))
+        if len(self._made) > MAX_MADE:
+            self._made = {key: entry for key, entry in self._made.items() if entry[0]() is not None}
+        for tensor in made:
+            self._made[id(tensor)] = (weakref.ref(tensor), shown)
+
+    def _line(
+        self, name: str, args: Any, kwargs: dict[str, Any], made: list[torch.Tensor]
+    ) -> tuple[str, tuple[str, ...]]:
+        operands: list[str] = []
+        seen: set[int] = set()
+        plain: list[str] = []
+        fractions: list[tuple[str, float]] = []
+        items = [(str(position), value) for position, value in enumerate(args)]
+        items += [(key, value) for key, value in kwargs.items() if key not in _UNNAMED]
+        tensors = [tensor for _, value in items for tensor in _tensors_in(value)]
+        for _, value in items:
+            if isinstance(value, torch.Tensor):
+                operands.append("itself" if id(value) in seen else self._taken(value))
+                seen.add(id(value))
+            else:
+                operands += dict.fromkeys(self._taken(tensor) for tensor in _tensors_in(value))
+        for key, value in items:
+            if type(value) is float:
+                fractions.append((key, value))
+                continue
+            text = _plain(value) if tensors else str(value) if isinstance(value, (bool, str)) else ""
+            if text:
+                plain.append(text if key.isdigit() else f"{key}={text}")
+        dtype = made[0].dtype if made else torch.float32
+        shown = f"{name}({', '.join(plain)})" if plain else name
+        ending = "" if dtype is torch.float32 else f" {str(dtype).removeprefix('torch.')}"
+        line = f"{shown}{ending}" + (f" <- {', '.join(operands)}" if operands else "")
+        if not fractions:
+            return line, ()
+        sizes = sizes_and_powers(size for tensor in (*tensors, *made) for size in (*tensor.shape, tensor.numel()))
+        return line, tuple(
+            f"{name}.{key}={value:.6g}"
+            for key, value in fractions
+            if not may_be_size(value, sizes, divides="div" in name)
+        )
+
+    def _taken(self, tensor: Any) -> str:
+        """What a function takes, in words."""
+        if not isinstance(tensor, torch.Tensor):
+            return "-"
+        entry = self._made.get(id(tensor))
+        if entry is not None and entry[0]() is tensor:
+            return entry[1]
+        variable = self._catalog.find(tensor)
+        if variable is not None:
+            return f"state of {variable.name.partition('.')[0]}"
+        if tensor.requires_grad:
+            return "graph" if tensor.grad_fn is not None else "parameter"
+        return str(tensor.dtype).removeprefix("torch.")
+
+    def _place(self, frame: Any) -> tuple[str, str | None]:
+        """The function of the project that the call is made for, and the function of a library that it calls for that:
+        empty for a direct call, None for one that says nothing."""
+        if frame is not None and frame.f_code is _HANDLER:
+            frame = frame.f_back  # the function itself
+            frame = frame.f_back if frame is not None else None
+        sites, below, entry = self._recorder.sites, None, None
+        while frame is not None:
+            code = frame.f_code
+            file = sites.file_of(code)
+            if file:
+                if below is not None and frame.f_lineno and sites.above(frame) == self._recorder.fetch_site:
+                    return "", None
+                return self._place_of(code, file), self._entry(entry, below)
+            if not code.co_filename.startswith(_OURS):
+                below, entry = code, below
+            frame = frame.f_back
+        return "", None
+
+    def _place_of(self, code: Any, file: str) -> str:
+        place = self._places.get(id(code))
+        if place is None:
+            name = qualified_name(code)
+            stem = file.rpartition("/")[2].removesuffix(".py")
+            place = self._places.put_for(code, name if stem.startswith("In[") else f"{stem}.{name}")
+        return place
+
+    @staticmethod
+    def _entry(inner: Any, outer: Any) -> str | None:
+        if outer is None:
+            return ""
+        if _LOCAL in qualified_name(outer) and inner is not None:  # a decorator such as that of `no_grad`
+            outer = inner
+        name = qualified_name(outer)
+        if outer.co_filename.startswith(_OBSERVED_BY_OTHERS) and name not in _MODULE_STATE:
+            return None
+        return name
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def _report(self, cut: Cut) -> None:
+        end, by_place = self._end_of(cut), dict[str, list[_Line]]()
+        role = self._role if cut.opens != END else PARTIAL  # it may have been interrupted
+        for line in self._lines if role else ():
+            if line.seq < end:
+                by_place.setdefault(line.place, []).append(line)
+        origin = f"torch {'.'.join(torch.__version__.split('.')[:2])}"
+        for place, lines in by_place.items():
+            operations = sorted({line.operation for line in lines})
+            numbers = sorted({number for line in lines for number in line.numbers})
+            for attribute, texts in ((OPERATIONS, operations), (OPERATION_NUMBERS, numbers)):
+                text = "\n".join((origin, *texts))
+                key = (f"{attribute} {cut.stage} {place}", text, role)
+                if texts and key not in self._reported:
+                    self._reported.add(key)
+                    seq = min(max(lines[-1].seq, self._last_update), cut.seq - 1)
+                    self._recorder.record_reading(
+                        Reading(seq, NO_CALL, place, NO_GRAD, attribute, text, role, _CONTEXT)
+                    )
+
+
+_HANDLER = handle_torch_function.__code__
+
+
+def _short_name(func: Any) -> str:
+    """`mul` for `torch.Tensor.mul`; empty for functions that no line shows."""
+    try:
+        resolved = torch.overrides.resolve_name(func)
+    except Exception:
+        return ""
+    if resolved is None:
+        return ""
+    if resolved in _VIEWS:
+        name = resolved.removeprefix("torch.Tensor.")
+        return name if name == _GRAD else "view"
+    name = resolved if resolved.endswith(".__set__") else function_name(func)
+    return (
+        ""
+        if name is None
+        else str(name).removeprefix("torch.Tensor.").rpartition("functional.")[2].removeprefix("torch.")
+    )
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) in (list, tuple):
+        for item in value:
+            if isinstance(item, torch.Tensor):
+                yield item
+
+
+def _arranges(args: Any) -> bool:
+    """Whether an index only takes parts that a size may determine, such as `x[index]` with an integer."""
+    return len(args) > 1 and type(args[1]) is int
+
+
+def _plain(value: Any) -> str:
+    """A flag, a word or a small integer as text, an index as it is written; empty for everything else."""
+    if isinstance(value, (bool, str)):
+        return str(value)
+    if type(value) is int:
+        return str(value) if abs(value) <= _MAX_SHOWN else ""
+    if value is Ellipsis:
+        return "..."
+    if isinstance(value, slice):
+        return ":".join(_plain(part) for part in (value.start, value.stop))
+    if type(value) in (tuple, list) and not any(isinstance(item, (float, torch.Tensor)) for item in value):
+        items = [_plain(item) for item in value]
+        return f"[{' '.join(items)}]" if any(items) else ""
+    return ""
+
+
+def _changes(name: str) -> bool:
+    """Whether a function changes its first argument."""
+    if name.endswith("__"):
+        return name in _CHANGING or name.endswith("__set__")
+    return name.endswith("_")

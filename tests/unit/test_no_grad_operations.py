@@ -1,0 +1,190 @@
+"""The description of what functions of the project compute without gradients: what a line shows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+from observed_process import observing
+from traincheck.relations.consistent.relation import Consistent
+from traincheck.sources.functions.no_grad_operations import MAX_CALLS, OFTEN, SELDOM
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIVE, PARTIAL, Reading, Window
+from traincheck.vocab.occasion import Occasion
+
+NO_GRAD = Demand.of_calls("torch.autograd.backward", "torch.optim.Optimizer.step") | Demand.of_readings(
+    "no_grad.operations", "no_grad.numbers"
+)
+Lines = dict[tuple[str, str, str], list[str]]
+
+
+def nothing(net: nn.Module, x: torch.Tensor) -> None:
+    """Do nothing before a step."""
+
+
+def train(
+    before_step: Callable[[nn.Module, torch.Tensor], object] = nothing,
+    steps: int = 3,
+    batch: int = 4,
+    evaluate: Callable[[nn.Module], object] | None = None,
+) -> list[Window]:
+    """Train a linear model, and return the windows."""
+    with observing(NO_GRAD) as seen:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(steps):
+            x = torch.randn(batch, 3)
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(x), torch.zeros(batch, 2))
+            before_step(net, x)
+            loss.backward()
+            optimizer.step()
+            if evaluate is not None:
+                evaluate(net)
+    assert seen.faults == []
+    return seen.windows
+
+
+def readings(windows: list[Window], name: str) -> list[tuple[Window, Reading]]:
+    return [
+        (window, reading)
+        for window in windows
+        for reading in window.readings
+        if reading.kind == "no_grad" and reading.variable.endswith(f".{name}")
+    ]
+
+
+def lines_of(windows: list[Window], name: str, attribute: str = "operations", stage: str = "train") -> set[str]:
+    """The lines of a function, without the one about torch."""
+    return {
+        line
+        for window, reading in readings(windows, name)
+        if reading.attribute == attribute and window.stage == stage
+        for line in str(reading.value).split("\n")[1:]
+    }
+
+
+def returns(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        rewards = x[:, -1:] * 0.9 + net(x).max(1).values
+        rewards[:, 0] = 0
+        return rewards.clone().argmax(dim=1)
+
+
+def test_each_function_is_a_line_with_what_it_takes() -> None:
+    windows = train(returns)
+    assert lines_of(windows, "returns") == {
+        "__getitem__([: -1:]) <- randn",
+        "mul <- __getitem__",
+        "max(1) <- float32",
+        "add <- mul, max",
+        "__setitem__([: 0], 0) <- add",
+        "clone <- add",
+        "argmax(dim=1) int64 <- clone",
+    }
+    assert lines_of(windows, "returns", "numbers") == {"mul.1=0.9"}
+
+
+def test_what_has_a_gradient_is_in_the_graph_and_not_here() -> None:
+    def with_graph(net: nn.Module, x: torch.Tensor) -> None:
+        norm = (net(x) ** 2).mean()
+        norm.detach()
+
+    assert lines_of(train(with_graph), "with_graph") == {"detach <- graph"}
+
+
+def test_updates_by_hand_name_the_models() -> None:
+    target = nn.Linear(3, 2)
+
+    def follow(net: nn.Module, x: torch.Tensor) -> None:
+        with torch.no_grad():
+            for old, new in zip(target.parameters(), net.parameters(), strict=True):
+                old.lerp_(new, 0.25)
+
+    lines = lines_of(train(follow), "follow")
+    assert "lerp_ <- parameter, state of Linear" in lines  # no module of TrainCheck's knowledge holds the other
+    assert lines_of(train(follow), "follow", "numbers") == {"lerp_.2=0.25"}
+
+
+def test_a_library_is_one_line_and_modules_and_optimizers_are_none() -> None:
+    averages: list[AveragedModel] = []
+
+    def average(net: nn.Module, x: torch.Tensor) -> None:
+        if not averages:
+            averages.append(AveragedModel(net))
+        averages[0].update_parameters(net)
+        copy.deepcopy(net.state_dict())
+        with torch.no_grad():
+            net(x)
+
+    lines = lines_of(train(average), "average")
+    assert lines >= {"calls AveragedModel.update_parameters", "calls Module.state_dict", "calls deepcopy"}
+    assert not any("wrapped_call" in line or "Linear.forward" in line for line in lines)
+    assert lines_of(train(average), "train") == {"randn", "zeros"}
+
+
+def test_another_batch_size_changes_no_line() -> None:
+    def shuffled(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        order = torch.randperm(len(x))
+        weights = torch.full((len(x),), 1 / len(x))
+        return x[order].reshape(len(x), -1)[: len(x) - 1] * weights[:-1, None] / len(x)
+
+    few, many = (train(shuffled, batch=batch) for batch in (4, 64))
+    assert lines_of(few, "shuffled") == lines_of(many, "shuffled") != set()
+    assert lines_of(few, "shuffled", "numbers") == lines_of(many, "shuffled", "numbers") == set()
+
+
+def test_an_evaluation_has_lines_of_its_own() -> None:
+    def evaluate(net: nn.Module) -> None:
+        net.eval()
+        with torch.no_grad():
+            net(torch.ones(2, 3)).argmax(1)
+        net.train()
+
+    windows = train(evaluate=evaluate)
+    assert lines_of(windows, "evaluate", stage="eval") == {"ones", "argmax(1) int64 <- float32"}
+    assert LIVE in {reading.role for window, reading in readings(windows, "evaluate") if window.stage == "eval"}
+
+
+def test_the_first_windows_are_described_and_then_one_of_many() -> None:
+    changing = iter(range(1_000))
+
+    def changes(net: nn.Module, x: torch.Tensor) -> None:
+        getattr(x, ("sin", "cos", "tan", "exp")[next(changing) % 4])() * next(changing)  # no two windows are equal
+
+    windows = train(changes, steps=2 * SELDOM + 3)
+    described = {window.step for window, reading in readings(windows, "changes") if reading.role != PARTIAL}
+    assert described <= {*range(1, OFTEN + 1), *range(SELDOM - 1, 2 * SELDOM + 3, SELDOM), *range(SELDOM, 99, SELDOM)}
+    assert len(described) <= OFTEN
+
+
+def test_a_window_of_many_calls_is_not_described_and_costs_little() -> None:
+    def many(net: nn.Module, x: torch.Tensor) -> None:
+        for _ in range(MAX_CALLS + 1):
+            x.abs()
+
+    assert readings(train(many, steps=1), "many") == []
+    assert readings(train(returns, steps=1), "returns") != []
+
+
+def occasions(windows: list[Window]) -> list[Occasion]:
+    relation = Consistent()
+    return [
+        occasion
+        for window in windows
+        for occasion in relation.occasions(window)
+        if occasion.subject.api == "no_grad.operations" and ".returns (train)" in occasion.subject.grain
+    ]
+
+
+def test_lines_are_elements_of_a_set_for_each_function_and_stage() -> None:
+    found = occasions(train(returns))
+    assert {len(occasion.held) for occasion in found} == {7}
+    assert [occasion.failed for occasion in found] == [frozenset(), frozenset(), None]
+    # Nothing can be missing in the first step, which follows the set-up. The steps after the second one are equal.
