@@ -20,6 +20,7 @@ Known limitations: other threads, processes of data loaders, compiled code, and 
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,8 +42,9 @@ from traincheck.vocab.demand import NO_GRAD, OPERATION_NUMBERS, OPERATIONS
 from traincheck.vocab.events import END, EVAL, LIVE, NO_CALL, PARTIAL, TRAIN, Reading
 from traincheck.vocab.facts import facts
 
-OFTEN, SELDOM = 10, 25
-"""The first windows of each stage are described, and then each `SELDOM`th."""
+FULL_CALLS, OFTEN, SELDOM = 100_000, 10, 25
+"""All windows are described until so many calls were seen (a second or two of work). From then on one in `SELDOM` is,
+and the first `OFTEN` of each stage."""
 MAX_CALLS = 20_000
 """A window with more calls is not described (some tenths of a second of work)."""
 
@@ -68,6 +70,8 @@ _OBSERVED_BY_OTHERS = tuple(
 _MODULE_STATE = ("Module.load_state_dict", "Module.state_dict", "Module.requires_grad_", "Module.to", "Module.apply")
 """Functions of modules that are a line nevertheless."""
 _LOCAL = "<locals>"
+_COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
+"""Since Python 3.12, a comprehension is part of the function around it."""
 _CHANGING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 _UNNAMED = frozenset(("out", "dtype", "device", "layout", "generator", "requires_grad", "memory_format", "size"))
 
@@ -98,7 +102,7 @@ class NoGradOperations(RecorderListener):
         self._lines: list[_Line] = []
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._windows: dict[str, int] = {}
-        self._calls = 0
+        self._calls = self._all_calls = 0  # in this window, and in all
         self._last_update = -1  # where an optimizer has stepped in this window
         self._role = LIVE  # of the open window, see `_role_of_next`
         self._names: BoundedCache[Any, str] = BoundedCache()
@@ -134,7 +138,7 @@ class NoGradOperations(RecorderListener):
         opens = cut.opens or TRAIN
         number = self._windows[opens] = self._windows.get(opens, 0) + 1
         # To see a training step from its beginning, the end of the one before has to be watched.
-        due = number <= OFTEN or number % SELDOM == 0 or (opens == TRAIN and (number + 1) % SELDOM == 0)
+        sampled = number <= OFTEN or number % SELDOM == 0 or (opens == TRAIN and (number + 1) % SELDOM == 0)
         self._role = self._role_of_next(cut, opens)
         start = self._end_of(cut)
         self._lines = [line for line in self._lines if line.seq >= start] if self.on else []
@@ -142,7 +146,7 @@ class NoGradOperations(RecorderListener):
         self._last_update = -1
         if opens == EVAL:
             self._made.clear()  # as if the description began here
-        self.on = self._switch(self._recorder.watching and due)
+        self.on = self._switch(self._recorder.watching and (sampled or self._all_calls < FULL_CALLS))
 
     def _role_of_next(self, cut: Cut, opens: str) -> str:
         """Whether the next window is described as a whole, in part or (empty) not at all."""
@@ -161,6 +165,7 @@ class NoGradOperations(RecorderListener):
     def _describe(self, func: Any, args: Any, kwargs: Any, result: Any, frame: Any) -> None:
         """A function of torch was called from `frame`, the caller of the mode."""
         self._calls += 1
+        self._all_calls += 1
         if self._calls > MAX_CALLS or self._recorder.steps.updates or self._recorder.queries_program:
             return
         name = self._names.get(func)
@@ -267,7 +272,7 @@ class NoGradOperations(RecorderListener):
     def _place_of(self, code: Any, file: str) -> str:
         place = self._places.get(id(code))
         if place is None:
-            name = qualified_name(code)
+            name = _COMPREHENSION.sub("", qualified_name(code))
             stem = file.rpartition("/")[2].removesuffix(".py")
             place = self._places.put_for(code, name if stem.startswith("In[") else f"{stem}.{name}")
         return place
