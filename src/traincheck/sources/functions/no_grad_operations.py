@@ -61,14 +61,16 @@ _VIEWS = ("torch.Tensor.data.__get__", "torch.Tensor.grad.__get__", "torch.Tenso
 _GRAD = "grad.__get__"
 _MAX_SHOWN = 2
 """Larger integers may be sizes."""
-_OURS = str(Path(traincheck.sources.__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_PASSED_OVER = (str(Path(traincheck.sources.__file__).parents[1]), f"{_TORCH}/_dynamo/")
+"""Folders with wrappers of functions, which depend on what is observed."""
 _OBSERVED_BY_OTHERS = tuple(
-    str(Path(torch.__file__).parent / path)
-    for path in ("utils/data/", "optim/optimizer.py", "nn/modules/module.py", "autograd/", "_tensor.py")
+    f"{_TORCH}/{path}" for path in ("utils/data/", "optim/optimizer.py", "autograd/", "_tensor.py")
 )
-"""Files with functions that other sources observe: loaders, optimizers, calls of modules, backwards."""
-_MODULE_STATE = ("Module.load_state_dict", "Module.state_dict", "Module.requires_grad_", "Module.to", "Module.apply")
-"""Functions of modules that are a line nevertheless."""
+"""Files with functions that other sources observe: loaders, optimizers, backwards."""
+_MODULE_CALLS = ("Module._wrapped_call_impl", "Module._call_impl")
+_NO_LINE = "-"
+"""Stands for a function of a library that is no line, and in which nothing else is one."""
 _LOCAL = "<locals>"
 _COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
 """Since Python 3.12, a comprehension is part of the function around it."""
@@ -107,6 +109,7 @@ class NoGradOperations(RecorderListener):
         self._role = LIVE  # of the open window, see `_role_of_next`
         self._names: BoundedCache[Any, str] = BoundedCache()
         self._places: ObjectCache[str] = ObjectCache(MAX_CALLS)
+        self._libraries: ObjectCache[str] = ObjectCache(MAX_CALLS)
         self._reported: set[tuple[str, str, str]] = set()
         self.enabled = True
         self.on = switch(True)
@@ -184,12 +187,12 @@ class NoGradOperations(RecorderListener):
                 return
             if any(tensor.requires_grad for tensor in made) and (torch.is_grad_enabled() or not changes):
                 return
-            place, entry = self._place(frame)
-            if not place or entry is None:
+            place, library = self._place(frame)
+            if not place:
                 return
-            if entry:
-                shown = entry
-                line = f"calls {entry}"
+            if library:
+                shown = library
+                line = f"calls {library}"
                 numbers: tuple[str, ...] = ()
             else:
                 shown = name
@@ -250,24 +253,39 @@ class NoGradOperations(RecorderListener):
             return "graph" if tensor.grad_fn is not None else "parameter"
         return str(tensor.dtype).removeprefix("torch.")
 
-    def _place(self, frame: Any) -> tuple[str, str | None]:
-        """The function of the project that the call is made for, and the function of a library that it calls for that:
-        empty for a direct call, None for one that says nothing."""
+    def _place(self, frame: Any) -> tuple[str, str]:
+        """The function of the project that the call is made for, and the function of a library that it calls for that
+        (empty for a direct call). Both are empty for a call that is no line."""
         if frame is not None and frame.f_code is _HANDLER:
             frame = frame.f_back  # the function itself
             frame = frame.f_back if frame is not None else None
-        sites, below, entry = self._recorder.sites, None, None
+        sites, library, direct = self._recorder.sites, "", True
         while frame is not None:
             code = frame.f_code
             file = sites.file_of(code)
             if file:
-                if below is not None and frame.f_lineno and sites.above(frame) == self._recorder.fetch_site:
-                    return "", None
-                return self._place_of(code, file), self._entry(entry, below)
-            if not code.co_filename.startswith(_OURS):
-                below, entry = code, below
+                if library == _NO_LINE or not (direct or library):
+                    return "", ""
+                if library and sites.above(frame) == self._recorder.fetch_site:
+                    return "", ""
+                return self._place_of(code, file), library
+            direct = False
+            if library != _NO_LINE:
+                library = self._library_function(code) or library
             frame = frame.f_back
-        return "", None
+        return "", ""
+
+    def _library_function(self, code: Any) -> str:
+        """The name of a function of a library; empty for a wrapper, `_NO_LINE` for one that others observe."""
+        name = self._libraries.get(id(code))
+        if name is None:
+            name = qualified_name(code)
+            if code.co_filename.startswith(_OBSERVED_BY_OTHERS) or name in _MODULE_CALLS:
+                name = _NO_LINE
+            elif code.co_filename.startswith(_PASSED_OVER) or _LOCAL in name:
+                name = ""
+            self._libraries.put_for(code, name)
+        return name
 
     def _place_of(self, code: Any, file: str) -> str:
         place = self._places.get(id(code))
@@ -276,17 +294,6 @@ class NoGradOperations(RecorderListener):
             stem = file.rpartition("/")[2].removesuffix(".py")
             place = self._places.put_for(code, name if stem.startswith("In[") else f"{stem}.{name}")
         return place
-
-    @staticmethod
-    def _entry(inner: Any, outer: Any) -> str | None:
-        if outer is None:
-            return ""
-        if _LOCAL in qualified_name(outer) and inner is not None:  # a decorator such as that of `no_grad`
-            outer = inner
-        name = qualified_name(outer)
-        if outer.co_filename.startswith(_OBSERVED_BY_OTHERS) and name not in _MODULE_STATE:
-            return None
-        return name
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
