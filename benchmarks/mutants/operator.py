@@ -30,7 +30,7 @@ KINDS = (
 
 _COMPUTATION = ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision")
 GENERAL = {
-    "computation-differs": _COMPUTATION,
+    "computation-differs": (*_COMPUTATION, "targets", "augmentation"),  # also what is computed without gradients
     "module-differs": _COMPUTATION,
     "parameters-treated-differently": ("freezing", "groups", "tying"),
     "rate-takes-new-course": ("schedule",),

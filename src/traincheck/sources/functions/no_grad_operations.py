@@ -13,7 +13,7 @@ no tensor next to them. Fractional numbers are described apart, as in sources/gr
 
 Where a training step follows another, its lines begin right after the last update: what a program prepares for a step
 belongs to it. A step after an evaluation or after the set-up is described in part, as is what the end of the run may
-have interrupted: lines may be new there, but none can be missing.
+have interrupted: lines may be new there, but none can be missing. What follows the training has no lines.
 
 Known limitations: other threads, processes of data loaders, compiled code, and functions that modes do not see.
 """
@@ -126,7 +126,7 @@ class NoGradOperations(RecorderListener):
             self._last_update = self._recorder.next_seq()
 
     def window_closing(self, cut: Cut) -> None:
-        if self.enabled and self.on and self._calls <= MAX_CALLS:
+        if self.enabled and self.on and self._calls <= MAX_CALLS and cut.stage != END:
             try:
                 self._report(cut)
             except Exception as error:  # a guarded function would not run at the end of the recording
