@@ -105,7 +105,8 @@ class NoGradOperations(RecorderListener):
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self._windows: dict[str, int] = {}
         self._calls = self._all_calls = 0  # in this window, and in all
-        self._last_update = -1  # where an optimizer has stepped in this window
+        self._updates = 0
+        self._last_update = -1  # where parameters were updated in this window
         self._role = LIVE  # of the open window, see `_role_of_next`
         self._names: BoundedCache[Any, str] = BoundedCache()
         self._places: ObjectCache[str] = ObjectCache(MAX_CALLS)
@@ -120,20 +121,23 @@ class NoGradOperations(RecorderListener):
 
     # -- which windows -------------------------------------------------------------------------------------------------
 
-    def optimizer_stepped(self) -> None:
-        if self.on:
+    def _note_update(self) -> None:
+        """Note where the last update ended, if there was one since the last call of this function."""
+        if self._updates != self._recorder.steps.updates_made:
+            self._updates = self._recorder.steps.updates_made
             self._made.clear()
             self._last_update = self._recorder.next_seq()
 
     def window_closing(self, cut: Cut) -> None:
         if self.enabled and self.on and self._calls <= MAX_CALLS and cut.stage != END:
             try:
+                self._note_update()
                 self._report(cut)
             except Exception as error:  # a guarded function would not run at the end of the recording
                 self._recorder.fault(self._source, error)
 
     def window_closed(self, cut: Cut) -> None:
-        if self.enabled:
+        if self.enabled and (self.on or self._recorder.watching):
             self._next_window(cut)
 
     def _begin_window(self, cut: Cut) -> None:
@@ -146,7 +150,7 @@ class NoGradOperations(RecorderListener):
         start = self._end_of(cut)
         self._lines = [line for line in self._lines if line.seq >= start] if self.on else []
         self._calls = len(self._lines)
-        self._last_update = -1
+        self._updates, self._last_update = self._recorder.steps.updates_made, -1
         if opens == EVAL:
             self._made.clear()  # as if the description began here
         self.on = self._switch(self._recorder.watching and (sampled or self._all_calls < FULL_CALLS))
@@ -166,11 +170,12 @@ class NoGradOperations(RecorderListener):
     # -- one call ------------------------------------------------------------------------------------------------------
 
     def _describe(self, func: Any, args: Any, kwargs: Any, result: Any, frame: Any) -> None:
-        """A function of torch was called from `frame`, the caller of the mode."""
+        """A function of torch was called from `frame`, the caller of the mode. Its result is no part of a graph."""
         self._calls += 1
         self._all_calls += 1
         if self._calls > MAX_CALLS or self._recorder.steps.updates or self._recorder.queries_program:
             return
+        self._note_update()
         name = self._names.get(func)
         if name is None:
             name = self._names.put(func, _short_name(func))

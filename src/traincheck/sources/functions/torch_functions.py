@@ -382,10 +382,10 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         finally:
             self.describes = operations is not None and operations.on
         if self.describes and operations is not None:
-            paused = self._profiler.callback is not None and self._profiler.pause()
-            operations.describe(func, args, kwargs, result, sys._getframe(2))
-            if paused:
-                self._profiler.resume()
+            with torch._C.DisableTorchFunction():  # modes of the program do not see what TrainCheck reads
+                in_graph = type(result) is torch.Tensor and result.requires_grad and torch.is_grad_enabled()
+                if not in_graph:
+                    operations.describe(func, args, kwargs, result, sys._getframe(2))
         return result
 
     def _recorded(self, observed: _ObservedFunction, func: Any, args: Any, kwargs: Any, *, quiet: bool) -> Any:
