@@ -30,7 +30,6 @@ import torch
 from torch.overrides import handle_torch_function
 
 import traincheck.sources
-from traincheck.sources.gradients.graphs import may_be_size, sizes_and_powers
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import function_name
 from traincheck.sources.recording.call_sites import qualified_name
@@ -237,6 +236,8 @@ class NoGradOperations(RecorderListener):
         line = f"{shown}{ending}" + (f" <- {', '.join(operands)}" if operands else "")
         if not fractions:
             return line, ()
+        from traincheck.sources.gradients.graphs import may_be_size, sizes_and_powers  # not before the first number
+
         sizes = sizes_and_powers(size for tensor in (*tensors, *made) for size in (*tensor.shape, tensor.numel()))
         return line, tuple(
             f"{name}.{key}={value:.6g}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodDescriptorType, WrapperDescriptorType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.compiler import is_compiling
@@ -20,7 +20,6 @@ from torch.utils._device import DeviceContext
 import traincheck.sources
 from traincheck.sources.base import replace_everywhere, wrapping
 from traincheck.sources.compile.tracing import EXPORTS, FLAGS, is_traced
-from traincheck.sources.functions.no_grad_operations import NoGradOperations
 from traincheck.sources.modules import fast_paths
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import (
@@ -41,6 +40,9 @@ from traincheck.vocab.call_kinds import BY_LIBRARY, FILLS
 from traincheck.vocab.demand import NO_GRAD, Demand
 from traincheck.vocab.events import FUNCTION
 from traincheck.vocab.facts import Facts
+
+if TYPE_CHECKING:
+    from traincheck.sources.functions.no_grad_operations import NoGradOperations
 
 TORCH_PREFIX = "torch."
 
@@ -102,6 +104,8 @@ class TorchFunctionSource:
     def _describe(self, mode: _RecordingMode, recorder: Recorder, undo: UndoStack, *, on: bool) -> None:
         """Describe what the program computes without gradients, see no_grad_operations.py."""
         if mode.operations is None and on:
+            from traincheck.sources.functions.no_grad_operations import NoGradOperations  # seldom demanded
+
             mode.operations = NoGradOperations(self.name, recorder, self._catalog, mode.watch)
             recorder.add_listener(mode.operations)
         if mode.operations is not None:
