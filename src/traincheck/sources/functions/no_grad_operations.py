@@ -32,7 +32,7 @@ from torch.overrides import handle_torch_function
 import traincheck.sources
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import function_name
-from traincheck.sources.recording.call_sites import qualified_name
+from traincheck.sources.recording.call_sites import MAX_CODE_OBJECTS, qualified_name
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
@@ -108,8 +108,8 @@ class NoGradOperations(RecorderListener):
         self._last_update = -1  # where parameters were updated in this window
         self._role = LIVE  # of the open window, see `_role_of_next`
         self._names: BoundedCache[Any, str] = BoundedCache()
-        self._places: ObjectCache[str] = ObjectCache(MAX_CALLS)
-        self._libraries: ObjectCache[str] = ObjectCache(MAX_CALLS)
+        self._places: ObjectCache[str] = ObjectCache(MAX_CODE_OBJECTS)
+        self._libraries: ObjectCache[str] = ObjectCache(MAX_CODE_OBJECTS)
         self._reported: set[tuple[str, str, str]] = set()
         self.enabled = True
         self.on = switch(True)
@@ -329,21 +329,16 @@ _HANDLER = handle_torch_function.__code__
 
 def _short_name(func: Any) -> str:
     """`mul` for `torch.Tensor.mul`; empty for functions that no line shows."""
-    try:
-        resolved = torch.overrides.resolve_name(func)
-    except Exception:
-        return ""
+    resolved = torch.overrides.resolve_name(func)
     if resolved is None:
         return ""
     if resolved in _VIEWS:
         name = resolved.removeprefix("torch.Tensor.")
         return name if name == _GRAD else "view"
     name = resolved if resolved.endswith(".__set__") else function_name(func)
-    return (
-        ""
-        if name is None
-        else str(name).removeprefix("torch.Tensor.").rpartition("functional.")[2].removeprefix("torch.")
-    )
+    if name is None:
+        return ""
+    return str(name).removeprefix("torch.Tensor.").rpartition("functional.")[2].removeprefix("torch.")
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
