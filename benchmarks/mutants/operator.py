@@ -30,9 +30,16 @@ KINDS = (
 
 _COMPUTATION = ("detaching", "loss", "masks", "axes", "dropout", "normalization", "precision")
 GENERAL = {
-    "computation-differs": (*_COMPUTATION, "targets", "augmentation"),  # also what is computed without gradients
-    "module-differs": _COMPUTATION,
-    "parameters-treated-differently": ("freezing", "groups", "tying"),
+    "computation-differs": (
+        *_COMPUTATION,
+        *("accumulation", "state", "in-place"),
+        *("targets", "augmentation", "replay", "initialization"),  # what is computed without gradients
+    ),
+    "module-differs": (*_COMPUTATION, "tying", "groups", "buffers"),
+    "parameters-treated-differently": ("freezing", "groups", "tying", "buffers"),
+    "checkpoint-differs-from-good-runs": ("checkpoints", "resume", "buffers"),
+    "batch-differs": ("augmentation", "precision"),
+    "passes-left-early": ("data-order", "samplers"),
     "rate-takes-new-course": ("schedule",),
     "batches-repeat": ("data-order", "samplers", "augmentation", "worker-seeds"),
     "setting-changed": ("data-order", "samplers", "groups", "precision"),

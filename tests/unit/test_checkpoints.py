@@ -82,7 +82,7 @@ def saving(program: Callable[[nn.Module], Any], model_class: type[nn.Module] = P
 
 
 def inside(seen: Seen, call: Call) -> list[Reading]:
-    return [reading for reading in seen.readings if reading.call == call.seq]
+    return [reading for reading in seen.readings if reading.call == call.seq and reading.kind != "checkpoint"]
 
 
 def different(readings: list[Reading], attribute: str = "data", role: str = "saved") -> set[str]:

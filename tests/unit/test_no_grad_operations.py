@@ -34,9 +34,10 @@ def train(
     steps: int = 3,
     batch: int = 4,
     evaluate: Callable[[nn.Module], object] | None = None,
+    demand: Demand = NO_GRAD,
 ) -> list[Window]:
     """Train a linear model, and return the windows."""
-    with observing(NO_GRAD) as seen:
+    with observing(demand) as seen:
         torch.manual_seed(0)
         net = nn.Linear(3, 2)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -83,8 +84,8 @@ def test_each_function_is_a_line_with_what_it_takes() -> None:
     windows = train(returns)
     assert lines_of(windows, "returns") == {
         "__getitem__([: -1:]) <- randn",
-        "mul <- __getitem__",
-        "max(1) <- float32",
+        "mul(~) <- __getitem__",
+        "max(1) <- result of trained Linear",
         "add <- mul, max",
         "__setitem__([: 0], 0) <- add",
         "clone <- add",
@@ -110,7 +111,7 @@ def test_updates_by_hand_name_the_models() -> None:
                 old.lerp_(new, 0.25)
 
     lines = lines_of(train(follow), "follow")
-    assert "lerp_ <- parameter, state of Linear" in lines  # no module of TrainCheck's knowledge holds the other
+    assert "lerp_(~) <- parameter, state of Linear" in lines  # no module of TrainCheck's knowledge holds the other
     assert lines_of(train(follow), "follow", "numbers") == {"lerp_.2=0.25"}
 
 
@@ -126,9 +127,55 @@ def test_a_library_is_one_line_and_modules_and_optimizers_are_none() -> None:
             net(x)
 
     lines = lines_of(train(average), "average")
-    assert lines >= {"calls AveragedModel.update_parameters", "calls Module.state_dict", "calls deepcopy"}
+    assert lines >= {
+        "calls AveragedModel.update_parameters <- AveragedModel, Linear",
+        "calls Module.state_dict <- Linear",
+        "calls deepcopy",
+    }
     assert not any("wrapped_call" in line or "Linear.forward" in line for line in lines)
     assert lines_of(train(average), "train") == {"randn", "zeros"}
+
+
+def test_a_child_of_another_argument_is_named_by_it() -> None:
+    averages: list[AveragedModel] = []
+
+    def average(net: nn.Module, x: torch.Tensor) -> None:
+        if not averages:
+            averages.append(AveragedModel(net))
+        averages[0].update_parameters(averages[0].module)
+
+    assert "calls AveragedModel.update_parameters <- AveragedModel, AveragedModel.module" in lines_of(
+        train(average), "average"
+    )
+
+
+def test_what_a_model_returns_says_whether_it_is_trained() -> None:
+    targets: list[nn.Module] = []
+
+    def target(net: nn.Module, x: torch.Tensor) -> None:
+        if not targets:
+            targets.append(copy.deepcopy(net))
+        with torch.no_grad():
+            torch.maximum(net(x), targets[0](x))
+
+    assert "maximum <- result of trained Linear, result of Linear" in lines_of(train(target), "target")
+
+
+def test_the_constants_of_an_initialization_are_numbers() -> None:
+    def initialize(net: nn.Module, x: torch.Tensor) -> None:
+        nn.init.normal_(net.bias, std=0.25)
+
+    assert lines_of(train(initialize), "initialize", "numbers") >= {"nn.init.normal_.std=0.25"}
+
+
+def test_the_end_says_whether_all_windows_were_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    def complete(windows: list[Window]) -> list[object]:
+        return [r.value for window in windows for r in window.readings if r.attribute == "described_all"]
+
+    demand = NO_GRAD | Demand.of_readings("no_grad.described_all")
+    assert complete(train(returns, demand=demand)) == [True]
+    monkeypatch.setattr(no_grad_operations, "FULL_CALLS", 10)
+    assert complete(train(returns, steps=3 * SELDOM, demand=demand)) == [False]
 
 
 def test_another_batch_size_changes_no_line() -> None:
@@ -150,7 +197,7 @@ def test_an_evaluation_has_lines_of_its_own() -> None:
         net.train()
 
     windows = train(evaluate=evaluate)
-    assert lines_of(windows, "evaluate", stage="eval") == {"ones", "argmax(1) int64 <- float32"}
+    assert lines_of(windows, "evaluate", stage="eval") == {"ones", "argmax(1) int64 <- result of trained Linear"}
     assert LIVE in {reading.role for window, reading in readings(windows, "evaluate") if window.stage == "eval"}
 
 

@@ -268,7 +268,13 @@ def layers_in_plain_list(script: Script) -> Iterator[Sequence[Edit]]:
             yield [script.replace(node, text)]
 
 
-@operator("groups", "optimizer-changes-nothing", "gradients-never-used", "model-not-updated")
+@operator(
+    "groups",
+    "optimizer-changes-nothing",
+    "gradients-never-used",
+    "model-not-updated",
+    "weights-initialized-repeatedly",
+)
 def model_built_after_optimizer(script: Script) -> Iterator[Sequence[Edit]]:
     """The model is built again after the optimizer, which still holds the parameters of the first one."""
     for optimizer in optimizers(script):

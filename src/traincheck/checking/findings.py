@@ -4,17 +4,20 @@ Note [Grouping]
 One defect breaks many rules, most of them in the step in which it first shows, some a step later (a rule about a cycle
 fails at its end). So violations that begin within `ECHO_STEPS` of the first step of the leading violation join its
 finding, unless their diagnosis stands alone. The leading violation has the highest severity, then the earliest step,
-then the diagnosis with the lowest priority number.
+then the diagnosis with the lowest priority number. A diagnosis that only says that a run differs from good runs leaves
+the lead to a more specific one that begins within `ECHO_STEPS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 
 from traincheck.diagnoses.catalogue import diagnose
-from traincheck.diagnoses.diagnosis import Diagnosis
+from traincheck.diagnoses.diagnosis import COMPARES, Diagnosis
 from traincheck.relations.base import short
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant
@@ -70,11 +73,23 @@ def group(
     pending = sorted(histories, key=lambda history: history.order)
     findings = []
     while pending:
-        leader = pending[0]
+        leader = min(filter(partial(_may_lead, pending[0]), pending), key=attrgetter("diagnosis.priority"))
         echoes = [history for history in pending if history is leader or _echoes(history, leader)]
         pending = [history for history in pending if history not in echoes]
         findings.append(_finding(leader, echoes, judged.get(leader.first.invariant.id, frozenset())))
     return tuple(findings)
+
+
+def _may_lead(earliest: _RuleHistory, history: _RuleHistory) -> bool:
+    """Whether `history` may lead the finding of the earliest violation: itself, or a more specific one soon after."""
+    if history is earliest:
+        return True
+    return (
+        earliest.diagnosis.priority >= COMPARES
+        and not (earliest.diagnosis.stands_alone or history.diagnosis.stands_alone)
+        and history.first.invariant.severity == earliest.first.invariant.severity
+        and history.first.step - earliest.first.step <= ECHO_STEPS
+    )
 
 
 def _histories(violations: Iterable[Violation]) -> list[_RuleHistory]:
@@ -107,13 +122,15 @@ def _same_trouble(diagnosis: Diagnosis, other: Diagnosis) -> bool:
 
 
 def _finding(leader: _RuleHistory, histories: Sequence[_RuleHistory], judged: frozenset[int]) -> Finding:
-    first = leader.first
+    first, severity = leader.first, leader.first.invariant.severity
     failed = {history.first.rank for history in histories if history.first.invariant == first.invariant}
     site = first.site or next((history.first.site for history in histories if history.first.site), None)
     compared = first.differing.compared
     return Finding(
-        severity=first.invariant.severity,
-        step=first.step,
+        severity=severity,
+        step=min(
+            history.first.step for history in histories if history.first.invariant.severity == first.invariant.severity
+        ),
         rank=first.rank,
         title=leader.diagnosis.title,
         cause=leader.diagnosis.problem,

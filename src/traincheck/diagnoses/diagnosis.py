@@ -14,6 +14,10 @@ Patterns: TypeAlias = str | tuple[str, ...]
 """A text in which `*` stands for any text, or several of which one must match."""
 
 
+COMPARES = 80
+"""Priorities from this number on are those of diagnoses that only say that a run differs from good runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """Selects violations. An empty field accepts everything; all other fields must match.

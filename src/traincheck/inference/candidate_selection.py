@@ -210,15 +210,22 @@ def _element_sets(
     by_script: dict[str, dict[int, set[Property]]] = {}
     required: dict[str, set[Property]] = {}
     occasions: dict[str, int] = {}
+    bounded: set[str] = set()  # the programs with occasions on which an element may be new
     for run, tally in enumerate(tallies):
         cells = tally.cells.get(key)
         if cells:
             counts = [(prop, count, cell) for cell in cells.values() for prop, count in cell.properties.items()]
             by_script.setdefault(tally.script, {})[run] = {prop for prop, count, _ in counts if count.held}
             always = {prop for prop, count, cell in counts if count.closed == cell.closed}
+            if any(count.held > count.closed for _, count, _ in counts):
+                bounded.add(tally.script)
             required[tally.script] = required.get(tally.script, always) & always
             occasions[tally.script] = occasions.get(tally.script, 0) + sum(cell.closed for cell in cells.values())
     for script, runs in sorted(by_script.items()):
+        if script not in bounded:
+            runs = {run: props & required[script] for run, props in runs.items()}
+            if not required[script]:
+                continue
         known = frozenset().union(*runs.values())
         prop = set_of(ElementSet(known, frozenset(required[script])))
         sentence = relation.describe(subject, prop)

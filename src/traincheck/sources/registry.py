@@ -95,7 +95,7 @@ def build_all(
         CheckpointSource(catalog),
         LoaderSource(),
         CollectiveSource(summaries, call_context),
-        TorchFunctionSource(summaries, call_context, catalog),
+        TorchFunctionSource(summaries, call_context, catalog, calls),
         RunSource(),
         CompiledCallSource(catalog, gradients, call_context, may_step, when_imported),
         ProjectFunctionSource(recorder.sites, summaries, call_context, CustomClipping(gradients)),

@@ -42,9 +42,20 @@ OPERATIONS, OPERATION_NUMBERS = "operations", "numbers"
 """The kinds and the attributes of readings that describe what a program computes: with gradients
 (sources/gradients/graphs.py), and without (sources/functions/no_grad_operations.py)."""
 
-TREATMENT, TREATED, MODULES = "treatment", "parameters", "modules"
+DESCRIBED_ALL = "described_all"
+"""The attribute of a reading at the end of a run: whether all its windows were described."""
+
+MODEL, PARAMETERS, MODULES = "model", "parameters", "modules"
 """The kind and the attributes of readings that describe how a program treats its parameters
 (sources/optimizers/parameter_treatment.py), and what its modules are (sources/modules/module_attributes.py)."""
+
+BATCH, FORM = "batch", "form"
+CHECKPOINT, ENTRIES = "checkpoint", "entries"
+"""The same for what a model is called with (sources/data/batch_forms.py), and for what a checkpoint holds
+(sources/checkpoints/saved_entries.py)."""
+
+WITH_GRADIENTS, WITHOUT_GRADIENTS = "with gradients", "without gradients"
+"""The first line of a form: how the model is called."""
 
 ALL: Final = "*"
 """In `readings`: every attribute of a kind."""

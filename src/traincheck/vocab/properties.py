@@ -29,6 +29,9 @@ TREATS_SO, TREATS_ONLY_SO = "treats so", "treats only so"
 MODULE_IS, MODULE_IS_ONLY = "module is", "module is only"
 FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
 BATCH_IS, BATCH_IS_ONLY = "batch is", "batch is only"
+BATCH_HAS_FORM, BATCH_HAS_ONLY_FORMS = "batch has form", "batch has only forms"
+CHECKPOINT_HOLDS, CHECKPOINT_HOLDS_ONLY = "checkpoint holds", "checkpoint holds only"
+PASS_ENDS, PASS_ENDS_ONLY = "pass ends", "pass ends only"
 TAKES_COURSE, TAKES_ONLY_COURSES = "takes course", "takes only courses"
 USES_NUMBER, USES_ONLY_NUMBERS = "uses number", "uses only numbers"
 IS, STAYS, KEEPS, RESTORES, TAKES_OVER = "is", "stays", "keeps", "restores", "takes over"
@@ -120,7 +123,7 @@ VERBS: dict[str, VerbTraits] = {
     USES_ONLY_NUMBERS: VerbTraits("an operation has no numbers in the code but these"),
     TREATS_SO: VerbTraits("a program treats a parameter in this way", element_of=TREATS_ONLY_SO),
     TREATS_ONLY_SO: VerbTraits("a program treats its parameters in no other ways"),
-    MODULE_IS: VerbTraits("a module has this class and these attributes", element_of=MODULE_IS_ONLY),
+    MODULE_IS: VerbTraits("a module has this class, buffer or attribute", element_of=MODULE_IS_ONLY),
     MODULE_IS_ONLY: VerbTraits("modules have no other classes and attributes"),
     FOLLOWS: VerbTraits("one call follows another", element_of=FOLLOWS_ONLY),
     FOLLOWS_ONLY: VerbTraits("calls follow each other in no other order"),
@@ -128,6 +131,12 @@ VERBS: dict[str, VerbTraits] = {
     TAKES_ONLY_COURSES: VerbTraits("the learning rate does nothing else at an update"),
     BATCH_IS: VerbTraits("a batch is new, or one that came before", element_of=BATCH_IS_ONLY),
     BATCH_IS_ONLY: VerbTraits("batches are new or repeat in no other ways"),
+    BATCH_HAS_FORM: VerbTraits("a model is called with such an input", element_of=BATCH_HAS_ONLY_FORMS),
+    BATCH_HAS_ONLY_FORMS: VerbTraits("a model is called with no other inputs"),
+    CHECKPOINT_HOLDS: VerbTraits("a checkpoint holds this entry", element_of=CHECKPOINT_HOLDS_ONLY),
+    CHECKPOINT_HOLDS_ONLY: VerbTraits("checkpoints hold no other entries"),
+    PASS_ENDS: VerbTraits("a pass over the data ends in this way", element_of=PASS_ENDS_ONLY),
+    PASS_ENDS_ONLY: VerbTraits("passes over the data end in no other way"),
     IS: VerbTraits("a setting of the program has this value"),
     STAYS: VerbTraits("a value is the same at the next update"),
     KEEPS: VerbTraits("a parameter group has all entries that it had"),

@@ -5,13 +5,14 @@ Source: OSDI '25, section 3.2. Its parts:
 * values that stay from update to update (constancy.py);
 * training flags over an evaluation (train_mode_restored.py);
 * the learning rate against its scheduler (learning_rates.py), and its course (rate_course.py);
-* the settings of a program (configuration.py), the operations of its modules (computation.py), its modules and how
-  it treats its parameters (model_descriptions.py), and the order of its calls (call_order.py);
-* the batches of one rank from step to step (repeated_batches.py);
+* the settings of a program (configuration.py), the operations of its modules (computation.py), its parameters,
+  modules, batches and checkpoints (descriptions.py), and the order of its calls (call_order.py);
+* the batches of one rank from step to step (repeated_batches.py), and the ends of passes (pass_ends.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
-* one name on several ranks (replicas.py and buffers.py), and the batches of several ranks (batches.py);
-* steps that are computed twice (replayed_steps.py).
+* one name on several ranks (replicas.py and buffers.py), their batches (batches.py) and seeds (seeds.py);
+* steps that are computed twice (replayed_steps.py);
+* what runs of the program do at some time (whole_runs.py).
 
 Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules apply
 to other programs.
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 from typing import ClassVar
 
-from traincheck.relations.consistent import buffers, replicas
+from traincheck.relations.consistent import buffers, replicas, whole_runs
 from traincheck.relations.consistent.batches import Batches
 from traincheck.relations.consistent.buffers import Buffers
 from traincheck.relations.consistent.call_order import CallOrder
@@ -31,16 +32,20 @@ from traincheck.relations.consistent.checkpoint_match import CheckpointMatch
 from traincheck.relations.consistent.computation import Computation
 from traincheck.relations.consistent.configuration import Configuration
 from traincheck.relations.consistent.constancy import Constancy
+from traincheck.relations.consistent.descriptions import Descriptions
 from traincheck.relations.consistent.learning_rates import LearningRates
-from traincheck.relations.consistent.model_descriptions import ModelDescriptions
+from traincheck.relations.consistent.pass_ends import PassEnds
 from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.readiness import Readiness
 from traincheck.relations.consistent.repeated_batches import RepeatedBatches
 from traincheck.relations.consistent.replayed_steps import ReplayedSteps
 from traincheck.relations.consistent.replicas import Replicas
 from traincheck.relations.consistent.restarts import Restarts
+from traincheck.relations.consistent.seeds import Seeds
 from traincheck.relations.consistent.train_mode_restored import TrainModeRestored
+from traincheck.relations.consistent.whole_runs import WholeRuns
 from traincheck.relations.parts import Composite, RelationPart
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 from traincheck.vocab.properties import IS
@@ -59,24 +64,49 @@ class Consistent(Composite):
         RateCourse,
         Configuration,
         Computation,
-        ModelDescriptions,
+        Descriptions,
         CallOrder,
         RepeatedBatches,
+        PassEnds,
         Readiness,
         Restarts,
         ReplayedSteps,
         Batches,
         Buffers,
+        Seeds,
         Replicas,
     )
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
-        super().__init__(interest)
-        self._comparing = (Replicas(), Batches(), Buffers())
+        super().__init__(None if interest is None else interest | {whole_runs.base_of(subject) for subject in interest})
+        self._whole_runs = WholeRuns(interest)
+        self._comparing = (Replicas(), Batches(), Buffers(), Seeds())
         self._compares = interest is None or any(subject.grain == RANKS for subject in interest)
 
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """The occasions of all parts, and those of the run if it ends with this window (see whole_runs.py)."""
+        if window.index != self._next_index:
+            self._whole_runs.forget()
+        for occasion in super().occasions(window):
+            self._whole_runs.add(occasion)
+            yield occasion
+        yield from self._whole_runs.occasions(window)
+
+    @classmethod
+    def needs(cls, subject: Subject, prop: Property) -> Demand:
+        """See `Relation.needs`."""
+        demand = super().needs(whole_runs.base_of(subject), prop)
+        return demand | whole_runs.needs(subject) if whole_runs.is_about_runs(subject) else demand
+
+    @classmethod
+    def describe(cls, subject: Subject, prop: Property) -> str:
+        """See `Relation.describe`."""
+        if whole_runs.is_about_runs(subject):
+            return whole_runs.describe(subject)
+        return super().describe(subject, prop)
+
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """Yield the occasions in windows of several ranks at the same step, see `Replicas`, `Batches` and `Buffers`."""
+        """Yield the occasions in windows of several ranks at the same step, see `_comparing`."""
         if self._compares and len(windows) > 1:
             for part in self._comparing:
                 for occasion in part.across(windows):

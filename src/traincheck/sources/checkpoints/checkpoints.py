@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
+from traincheck.sources.checkpoints.saved_entries import SavedEntries
 from traincheck.sources.checkpoints.saved_state import SavedStateReadings
 from traincheck.sources.checkpoints.state_dicts import (
     Candidate,
@@ -81,8 +82,10 @@ class CheckpointSource:
         self._demand = demand
         self._recorder = recorder
         self._states = SavedStateReadings(self._catalog, demand, recorder)
+        self._entries = SavedEntries(demand, recorder)
         self._settings = OptimizerReadings(self._catalog, demand, recorder)
         self._undo = undo = UndoStack()
+        recorder.after_gap(self.name, self._entries.report_again, undo=undo, repeatable=True)
         self._safetensors = False
         if demand.records_call(SAVE):
             replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
@@ -127,11 +130,14 @@ class CheckpointSource:
 
     def _save_begins(self, saved: Any = None, *args: Any, **kwargs: Any) -> tuple[OpenCall, None]:
         call = self._recorder.enter(LIFECYCLE, SAVE, "", context_facts())
-        self._record_saved(call, kwargs.get("obj", saved))
+        self._record_saved(call, kwargs.get("obj", saved), kwargs.get("f", args[0] if args else None))
         return call, None
 
-    def _record_saved(self, call: OpenCall, saved: Any) -> None:
-        """Record each state of a living module in `saved`."""
+    def _record_saved(self, call: OpenCall, saved: Any, target: Any) -> None:
+        """Record what is saved to `target`: its entries, and each state of a living module in it."""
+        if self._entries.enabled:
+            with hidden_from_modes():
+                self._entries.record(call.seq, saved, target)
         if not self._states.should_read:
             return
         with hidden_from_modes():
@@ -194,7 +200,7 @@ class CheckpointSource:
                 return None  # another caller
             frame = frame.f_back
         call = self._recorder.enter(LIFECYCLE, SAVE_FILE, "", context_facts())
-        self._record_saved(call, frame.f_locals.get("tensors"))
+        self._record_saved(call, frame.f_locals.get("tensors"), frame.f_locals.get("filename"))
         return call, None
 
     # -- state dicts of modules ------------------------------------------------------------------------------------

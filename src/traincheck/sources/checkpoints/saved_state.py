@@ -18,9 +18,8 @@ from traincheck.sources.checkpoints.state_dicts import (
     sharded,
 )
 from traincheck.sources.modules.variables import NOBODY, THIS, VariableCatalog
-from traincheck.sources.optimizers.hyperparameters import dtype_name
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.reading import shape_of
+from traincheck.sources.tensors.reading import dtype_name, shape_of
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, SAVED, Reading

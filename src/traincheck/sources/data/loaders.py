@@ -36,7 +36,7 @@ from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import deferred_fingerprints, hidden_from_modes, shape_of
+from traincheck.sources.tensors.reading import deferred_fingerprints, dtype_name, hidden_from_modes, shape_of
 from traincheck.sources.tensors.value_facts import ValueRequest, readable_memory, value_facts
 from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import ANNOUNCED, LIFECYCLE, LIVE, NO_CALL, RESULT, Reading, TensorSummary
@@ -317,7 +317,7 @@ class LoaderSource:
         if summary is None:
             if len(self._summaries) >= MAX_SUMMARIES:
                 self._summaries.clear()
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_name(tensor.dtype)
             summary = self._summaries[key] = TensorSummary(role, dtype, tuple(tensor.shape), tensor.requires_grad)
         return summary
 

@@ -6,10 +6,11 @@ each function of torch that the project calls, and whose result needs no gradien
 `mul <- max, float32`: its name, its plain arguments, the dtype of its result if that is not float32, and what it takes.
 It takes results of other functions (by name), parameters and buffers (`state of Net`), tensors with gradients (`graph`)
 and others (by dtype). Functions that only arrange memory are left out. What a library computes for the project is one
-line: `calls AveragedModel.update_parameters`. Equal lines of one function of the project count once.
+line, with the modules that it got: `calls AveragedModel.update_parameters <- AveragedModel, Net`. Equal lines of one
+function of the project count once.
 
 Another batch size must not change a line, so integers other than small ones are left out, and so are all that have
-no tensor next to them. Fractional numbers are described apart, as in sources/gradients/graphs.py.
+no tensor next to them. Fractional numbers are `~` in a line, and described apart, as in sources/gradients/graphs.py.
 
 Where a training step follows another, its lines begin right after the last update: what a program prepares for a step
 belongs to it. A step after an evaluation or after the set-up is described in part, as is what the end of the run may
@@ -24,6 +25,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,11 +35,13 @@ import traincheck.sources
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import function_name
 from traincheck.sources.recording.call_sites import MAX_CODE_OBJECTS, qualified_name
+from traincheck.sources.recording.frames import local_values
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
+from traincheck.sources.tensors.reading import dtype_name
 from traincheck.vocab.bounded_cache import BoundedCache, ObjectCache
-from traincheck.vocab.demand import NO_GRAD, OPERATION_NUMBERS, OPERATIONS
+from traincheck.vocab.demand import DESCRIBED_ALL, NO_GRAD, OPERATION_NUMBERS, OPERATIONS
 from traincheck.vocab.events import END, EVAL, LIVE, NO_CALL, PARTIAL, TRAIN, Reading
 from traincheck.vocab.facts import facts
 
@@ -70,6 +74,8 @@ _OBSERVED_BY_OTHERS = tuple(
 _MODULE_CALLS = ("Module._wrapped_call_impl", "Module._call_impl")
 _NO_LINE = "-"
 """Stands for a function of a library that is no line, and in which nothing else is one."""
+_FRACTION = "~"
+"""Stands for a fractional number, which is described apart."""
 _LOCAL = "<locals>"
 _COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
 """Since Python 3.12, a comprehension is part of the function around it."""
@@ -95,6 +101,7 @@ class NoGradOperations(RecorderListener):
     ) -> None:
         """`switch` makes the mode see calls, or not, and returns whether it does. Failures are those of `source`."""
         self.describe = recorder.guarded(source, self._describe)
+        self.module_ended = recorder.guarded(source, self._module_ended)
         self._next_window = recorder.guarded(source, self._begin_window, always=True)
         self._source = source
         self._recorder = recorder
@@ -111,6 +118,7 @@ class NoGradOperations(RecorderListener):
         self._places: ObjectCache[str] = ObjectCache(MAX_CODE_OBJECTS)
         self._libraries: ObjectCache[str] = ObjectCache(MAX_CODE_OBJECTS)
         self._reported: set[tuple[str, str, str]] = set()
+        self._left_out = False  # whether a window was not described
         self.enabled = True
         self.on = switch(True)
 
@@ -127,7 +135,16 @@ class NoGradOperations(RecorderListener):
             self._made.clear()
             self._last_update = self._recorder.next_seq()
 
+    def report_completeness(self) -> None:
+        """Report whether all windows so far were described, except for the last one, which is about to close."""
+        value = self.enabled and not self._left_out
+        self._recorder.record_reading(
+            Reading(self._recorder.next_seq(), NO_CALL, "run", NO_GRAD, DESCRIBED_ALL, value, context=_CONTEXT)
+        )
+
     def window_closing(self, cut: Cut) -> None:
+        if cut.stage != END and not (self.enabled and self.on and self._calls <= MAX_CALLS):
+            self._left_out = True
         if self.enabled and self.on and self._calls <= MAX_CALLS and cut.stage != END:
             try:
                 self._note_update()
@@ -187,7 +204,8 @@ class NoGradOperations(RecorderListener):
             shown = f"gradient of {source}" if name == _GRAD else source
         else:
             changes = _changes(name)
-            if not made and not (changes and args and isinstance(args[0], torch.Tensor)):
+            first = args[0] if args else next(iter((kwargs or {}).values()), None)  # init functions name all arguments
+            if not made and not (changes and isinstance(first, torch.Tensor)):
                 return
             if any(tensor.requires_grad for tensor in made) and (torch.is_grad_enabled() or not changes):
                 return
@@ -195,8 +213,7 @@ class NoGradOperations(RecorderListener):
             if not place:
                 return
             if library:
-                shown = library
-                line = f"calls {library}"
+                shown, line = library.partition(" <- ")[0], f"calls {library}"
                 numbers: tuple[str, ...] = ()
             else:
                 shown = name
@@ -206,6 +223,26 @@ class NoGradOperations(RecorderListener):
             self._made = {key: entry for key, entry in self._made.items() if entry[0]() is not None}
         for tensor in made:
             self._made[id(tensor)] = (weakref.ref(tensor), shown)
+
+    def _module_ended(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        """Name what a model returned without gradients."""
+        if not self.on or self._calls > MAX_CALLS:
+            return
+        values = output.values() if isinstance(output, dict) else output if type(output) in (list, tuple) else (output,)
+        results = [value for value in values if type(value) is torch.Tensor and not value.requires_grad]
+        if results:
+            self._note_update()
+            shown = f"result of {self._model(module)}"
+            for tensor in results:
+                self._made[id(tensor)] = (weakref.ref(tensor), shown)
+
+    def _model(self, module: torch.nn.Module) -> str:
+        """The class of a model, and whether an optimizer trains it: a copy of a model has the same class."""
+        self._catalog.refresh_holders()
+        first = next((parameter for parameter in module.parameters() if parameter.requires_grad), None)
+        variable = None if first is None else self._catalog.find(first)
+        trained = variable is not None and bool(variable.holders)
+        return f"{'trained ' if trained else ''}{type(module).__name__}"
 
     def _line(
         self, name: str, args: Any, kwargs: dict[str, Any], made: list[torch.Tensor]
@@ -226,13 +263,14 @@ class NoGradOperations(RecorderListener):
         for key, value in items:
             if type(value) is float:
                 fractions.append((key, value))
-                continue
-            text = _plain(value) if tensors else str(value) if isinstance(value, (bool, str)) else ""
+                text = _FRACTION
+            else:
+                text = _plain(value) if tensors else str(value) if isinstance(value, (bool, str)) else ""
             if text:
                 plain.append(text if key.isdigit() else f"{key}={text}")
         dtype = made[0].dtype if made else torch.float32
         shown = f"{name}({', '.join(plain)})" if plain else name
-        ending = "" if dtype is torch.float32 else f" {str(dtype).removeprefix('torch.')}"
+        ending = "" if dtype is torch.float32 else f" {dtype_name(dtype)}"
         line = f"{shown}{ending}" + (f" <- {', '.join(operands)}" if operands else "")
         if not fractions:
             return line, ()
@@ -257,7 +295,7 @@ class NoGradOperations(RecorderListener):
             return f"state of {variable.name.partition('.')[0]}"
         if tensor.requires_grad:
             return "graph" if tensor.grad_fn is not None else "parameter"
-        return str(tensor.dtype).removeprefix("torch.")
+        return dtype_name(tensor.dtype)
 
     def _place(self, frame: Any) -> tuple[str, str]:
         """The function of the project that the call is made for, and the function of a library that it calls for that
@@ -266,6 +304,7 @@ class NoGradOperations(RecorderListener):
             frame = frame.f_back  # the function itself
             frame = frame.f_back if frame is not None else None
         sites, library, direct = self._recorder.sites, "", True
+        called: FrameType | None = None
         while frame is not None:
             code = frame.f_code
             file = sites.file_of(code)
@@ -274,10 +313,11 @@ class NoGradOperations(RecorderListener):
                     return "", ""
                 if library and sites.above(frame) == self._recorder.fetch_site:
                     return "", ""
-                return self._place_of(code, file), library
+                return self._place_of(code, file), f"{library}{_modules_in(called)}" if called else ""
             direct = False
             if library != _NO_LINE:
-                library = self._library_function(code) or library
+                name = self._library_function(code)
+                library, called = (name, frame) if name else (library, called)
             frame = frame.f_back
         return "", ""
 
@@ -353,6 +393,19 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def _arranges(args: Any) -> bool:
     """Whether an index only takes parts that a size may determine, such as `x[index]` with an integer."""
     return len(args) > 1 and type(args[1]) is int
+
+
+def _modules_in(frame: FrameType) -> str:
+    """The modules that a function of a library got, as the end of a line: their classes, or their names in another one
+    of them."""
+    code = frame.f_code
+    values = local_values(frame, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    modules = [value for value in values.values() if isinstance(value, torch.nn.Module)]
+    children = {
+        id(child): f"{type(module).__name__}.{name}" for module in modules for name, child in module._modules.items()
+    }
+    names = [children.get(id(module), type(module).__name__) for module in modules]
+    return f" <- {', '.join(names)}" if names else ""
 
 
 def _plain(value: Any) -> str:

@@ -21,6 +21,7 @@ import traincheck.sources
 from traincheck.sources.base import replace_everywhere, wrapping
 from traincheck.sources.compile.tracing import EXPORTS, FLAGS, is_traced
 from traincheck.sources.modules import fast_paths
+from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import (
     PACKED,
@@ -65,8 +66,11 @@ class TorchFunctionSource:
 
     name = "functions"
 
-    def __init__(self, summaries: CallSummaries, call_context: CallContext, catalog: VariableCatalog) -> None:
+    def __init__(
+        self, summaries: CallSummaries, call_context: CallContext, catalog: VariableCatalog, calls: ModuleCalls
+    ) -> None:
         self._summaries = summaries
+        self._calls = calls
         self._call_context = call_context
         self._catalog = catalog
         self._mode: _RecordingMode | None = None
@@ -112,6 +116,9 @@ class TorchFunctionSource:
             mode.operations.enabled = on
             mode.describes = mode.describes and on
             recorder.after_gap(self.name, mode.operations.report_again, undo=undo, repeatable=True)
+            recorder.at_end(recorder.guarded(self.name, mode.operations.report_completeness))
+            if on:
+                self._calls.add_listener(ends=mode.operations.module_ended, outermost=True)
 
     def _suspend_between_samples(self, gate: SamplingGate | None) -> None:
         """Let `gate` suspend the mode. With None it is only on the stack while something is described."""

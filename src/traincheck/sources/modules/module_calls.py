@@ -68,7 +68,7 @@ class ModuleCalls(RecorderListener):
 
     def __init__(self) -> None:
         self._others: list[tuple[Begins, bool]] = []  # each with whether it listens to outermost modules only
-        self._ends: list[Ends] = []
+        self._ends: list[tuple[Ends, bool]] = []
         self._hooked = ExitStack()
         self._waits: Any = None  # handle of the waiting hook, while the others are off
         self._listening = False  # whether the waiting hook is active
@@ -108,11 +108,12 @@ class ModuleCalls(RecorderListener):
         undo.callback(recorder.sampling_gate.remove_suspendable, self)
         undo.callback(self._unhook)
 
-    def add_listener(self, begins: Begins, ends: Ends | None = None, *, outermost: bool = False) -> None:
+    def add_listener(self, begins: Begins | None = None, ends: Ends | None = None, *, outermost: bool = False) -> None:
         """Add a listener; with `outermost`, only for modules that are called outside any other."""
-        self._others.append((begins, outermost))
+        if begins is not None:
+            self._others.append((begins, outermost))
         if ends is not None:
-            self._ends.append(ends)
+            self._ends.append((ends, outermost))
 
     def _hook_both(self) -> None:
         add = self._recorder.hooks.add
@@ -189,8 +190,9 @@ class ModuleCalls(RecorderListener):
                     self._first_ends(module, args, output, ended)
             except Exception as error:
                 self._recorder.fault(SOURCE, error)
-            for ends in self._ends:
-                ends(module, args, output)
+            for ends, outermost in self._ends:
+                if not (outermost and len(of_thread.stack)):
+                    ends(module, args, output)
         finally:
             took = meter.clock() - began
             own = took - meter.inside

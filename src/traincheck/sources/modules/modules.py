@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.data.batch_forms import BatchForms
 from traincheck.sources.data.batches import BatchReadings
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.modules.live_modules import has_parameters, unwrap_compiled
@@ -100,6 +101,7 @@ class ModuleSource:
         self._depth = _Depth()
         self._classes: BoundedCache[type, _ClassRequest] = BoundedCache()
         self._batches: BatchReadings
+        self._forms: BatchForms
 
     def offers(self) -> str | None:
         return None
@@ -110,10 +112,13 @@ class ModuleSource:
         self._classes.clear()
         if recorder.reattaching:
             self._batches.set_demand(demand)
+            self._forms.set_demand(demand)
         else:
             self._batches = BatchReadings(demand, recorder)
+            self._forms = BatchForms(demand, recorder)
         undo = UndoStack()
         recorder.on_detach(undo, self._summaries.forget)
+        recorder.after_gap(self.name, self._forms.forget_reported, undo=undo, repeatable=True)
         guarded = recorder.guarded
         self._catalog.live_modules.attach(
             undo, functools.partial(guarded, NAMING, always=True), again=recorder.reattaching
@@ -176,6 +181,8 @@ class ModuleSource:
             before = self._summaries.record_arguments(call, request, args, keywords)
         if parametric and training and learns and self._batches.should_read:
             self._batches.read(call.seq, call.receiver, module, args, keywords_of_call(recorder))
+        if parametric and self._forms.should_read(call.receiver, learns=learns):
+            self._forms.read(call.seq, call.receiver, args, keywords_of_call(recorder), learns=learns)
         if of_class.reads_buffers and module._buffers:
             buffers = self._read_buffers(module)
         opened.append((call, of_class, before, buffers, id(sys.exc_info()[1])))

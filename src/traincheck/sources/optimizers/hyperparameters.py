@@ -1,9 +1,8 @@
-"""Readings of an optimizer's hyperparameters, class and step counters, of the dtype and `requires_grad` of parameters,
-and of how a program treats its parameters."""
+"""Readings of an optimizer's hyperparameters, class and step counters, and of the dtype and `requires_grad` of
+parameters."""
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +14,9 @@ from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
+from traincheck.sources.tensors.reading import dtype_name, hidden_from_modes, local_tensor
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.demand import MODULES, TREATED, TREATMENT, Demand
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
 
@@ -27,10 +26,7 @@ PARAMETER_ATTRIBUTES = ("dtype", "requires_grad")
 KEYS = "keys"
 STEP, LOWEST_STEP = "step", "lowest_step"
 
-OFTEN, SELDOM = 5, 50
-"""Models are described at the first steps, then at one step in `SELDOM`."""
-
-_CONTEXTS = {kind: facts(kind=kind) for kind in (HYPERPARAMETER, OPTIMIZER, STATE, TREATMENT)}
+_CONTEXTS = {kind: facts(kind=kind) for kind in (HYPERPARAMETER, OPTIMIZER, STATE)}
 _PARAMS = ("params", "param_names")
 """Entries of a parameter group that are not settings."""
 
@@ -80,10 +76,6 @@ class OptimizerReadings:
         self._catalog = catalog
         self._recorder = recorder
         self._last_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
-        self._first_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
-        self._steps = 0
-        self._module_attributes: Any = None  # not before the first step
-        self._reported_descriptions: set[tuple[str, str, tuple[str, ...]]] = set()
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
@@ -93,13 +85,10 @@ class OptimizerReadings:
         self._reads_class = demand.takes_reading(OPTIMIZER, "class")
         self._counters = [name for name in (STEP, LOWEST_STEP) if demand.takes_reading(STATE, name)]
         self._attributes = [name for name in PARAMETER_ATTRIBUTES if demand.takes_reading("parameter", name)]
-        self._described = [name for name in (TREATED, MODULES) if demand.takes_reading(TREATMENT, name)]
 
     def forget_reported(self) -> None:
         """Report all values again at the next step."""
         self._last_settings.clear()
-        self._reported_descriptions.clear()
-        self._steps = 0
         for variable, _ in self._catalog.living():
             for attribute in self._attributes:
                 variable.last_readings.pop(attribute, None)
@@ -119,10 +108,6 @@ class OptimizerReadings:
                 self._last_settings[optimizer] = now
         if self._attributes:
             self._read_parameters(call, name)
-        if self._described:
-            self._steps += 1
-            if self._steps <= OFTEN or self._steps % SELDOM == 0:
-                self._describe_models(call)
 
     def step_ends(self, optimizer: Any, name: str, call: int) -> None:
         """Read the optimizer's step counters after a step."""
@@ -192,32 +177,6 @@ class OptimizerReadings:
                         context = _parameter_context(variable.facts(tensor, name))
                         self._report(call, variable.name, "parameter", attribute, value, LIVE, context)
 
-    def _describe_models(self, call: int) -> None:
-        """Report how each model's parameters are treated and what its modules are, if that is new."""
-        from traincheck.sources.modules.module_attributes import ModuleAttributes
-        from traincheck.sources.optimizers.parameter_treatment import describe
-
-        if self._module_attributes is None:
-            self._module_attributes = ModuleAttributes()
-        with hidden_from_modes():
-            groups_by_optimizer = {name: self._at_first(optimizer) for name, optimizer in self._catalog.optimizers()}
-            descriptions: dict[str, dict[str, tuple[str, ...]]] = {}
-            if TREATED in self._described:
-                descriptions[TREATED] = describe(self._catalog, groups_by_optimizer)
-            if MODULES in self._described:
-                descriptions[MODULES] = self._module_attributes.describe(self._catalog)
-        for attribute, lines_by_model in descriptions.items():
-            for model, lines in lines_by_model.items():
-                if (attribute, model, lines) not in self._reported_descriptions:
-                    self._reported_descriptions.add((attribute, model, lines))
-                    self._report(call, model, TREATMENT, attribute, "\n".join(lines), LIVE)
-
-    def _at_first(self, optimizer: Any) -> list[dict[str, FactValue]]:
-        """The settings of each group of an optimizer when it was first seen here."""
-        groups = self._first_settings.setdefault(optimizer, [])
-        groups += [settings(group) for group in optimizer.param_groups[len(groups) :]]
-        return groups
-
     def _report(
         self,
         call: int,
@@ -243,12 +202,6 @@ def _parameter_context(base: Facts) -> Facts:
     if cached is None:
         cached = _parameter_contexts.put(base, merged(base, kind="parameter"))
     return cached
-
-
-@functools.cache
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype without `torch.`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _step_counters(optimizer: Any) -> list[tuple[float, float] | DeferredValue]:

@@ -22,6 +22,7 @@ from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.optimizers import parameter_changes
 from traincheck.sources.optimizers.hyperparameters import KEYS, OptimizerReadings, settings
 from traincheck.sources.optimizers.master_copies import MasterCopies
+from traincheck.sources.optimizers.model_descriptions import ModelDescriptions
 from traincheck.sources.optimizers.optimizer_state_changes import OptimizerStateChanges, representatives
 from traincheck.sources.optimizers.running_updates import (
     RunningUpdate,
@@ -61,6 +62,7 @@ class OptimizerSource(RecorderListener):
         self._may_step = may_step
         self._open: list[RunningUpdate] = []
         self._readings: OptimizerReadings
+        self._models: ModelDescriptions
         self._state_changes = OptimizerStateChanges()
         self._living: dict[str, weakref.ref[Any]] = {}
 
@@ -72,8 +74,10 @@ class OptimizerSource(RecorderListener):
         self._recorder = recorder
         if recorder.reattaching:
             self._readings.set_demand(demand)
+            self._models.set_demand(demand)
         else:
             self._readings = OptimizerReadings(self._catalog, demand, recorder)
+            self._models = ModelDescriptions(self._catalog, demand, recorder)
             self._master_copies = MasterCopies(self._gradients, recorder)
         self._records_steps = demand.has_other_than(COMPUTATION)  # another source records computations
         self._replicas = ReplicaReadings(demand, recorder)
@@ -82,6 +86,7 @@ class OptimizerSource(RecorderListener):
         recorder.at_end(lambda: report(TRAIN))
         undo = UndoStack()
         recorder.after_gap(self.name, self._readings.forget_reported, undo=undo, repeatable=True)
+        recorder.after_gap(self.name, self._models.forget_reported, undo=undo, repeatable=True)
         recorder.after_gap(self.name, self._catalog.refresh_holders, undo=undo)
         recorder.after_gap(self.name, self._state_changes.forget, undo=undo)
         recorder.on_detach(undo, self._living.clear)
@@ -191,6 +196,7 @@ class OptimizerSource(RecorderListener):
             if data and self._replicas.should_read:
                 self._replicas.step_begins(held, data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
+        self._models.update_begins(call.seq)
         return call, before
 
     def _state_indices(

@@ -4,16 +4,21 @@ Note [What people tune]
 A line describes the parameters of one name in all modules of a list, such as `layers.*.weight`. Learning rates are
 relative to the highest one of the optimizer, and weight decay is on or off, so another rate or another strength of the
 decay is the same treatment. So are another width, depth or class of optimizer.
+
+Two parameters of one model that begin with the same random values were drawn with the same seed, or copied. Values are
+read at the first description only, because training moves them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from traincheck.sources.modules.variables import Variable, VariableCatalog
+from traincheck.sources.tensors.reading import dtype_name, fingerprints, local_tensor
 from traincheck.vocab.events import without_positions
 
 NO_MODULE = "no module"
@@ -23,18 +28,49 @@ RATES = ("initial_lr", "lr")
 """The entries of a parameter group with its rate. A scheduler keeps the first one, and changes the second."""
 DECAY = "weight_decay"
 
+MIN_ELEMENTS = 8
+"""Smaller parameters may begin with the same values by chance."""
 
-def describe(
-    catalog: VariableCatalog, groups_by_optimizer: Mapping[str, list[dict[str, Any]]]
-) -> dict[str, tuple[str, ...]]:
-    """The lines about the parameters of each outermost module; `groups_by_optimizer` are the settings of its groups."""
-    settings = _settings_by_parameter(catalog, groups_by_optimizer)
-    lines: dict[str, set[str]] = {}
-    for variable, tensor in catalog.living():
-        if variable.owned or variable.holders:
+
+class ParameterTreatment:
+    """Remembers which parameters began with the same values as another one of their model."""
+
+    def __init__(self, catalog: VariableCatalog) -> None:
+        self._catalog = catalog
+        self._first_values: dict[str, int | None] = {}
+
+    def describe(self, groups_by_optimizer: Mapping[str, list[dict[str, Any]]]) -> dict[str, tuple[str, ...]]:
+        """The lines about the parameters of each outermost module; `groups_by_optimizer` are the settings of its
+        groups. Call inside `hidden_from_modes()`."""
+        settings = _settings_by_parameter(self._catalog, groups_by_optimizer)
+        described = [(v, tensor) for v, tensor in self._catalog.living() if v.owned or v.holders]
+        self._read_first_values(described)
+        models = Counter((_place(v)[0], self._first_values[v.name]) for v, _ in described)
+        lines: dict[str, set[str]] = {}
+        for variable, tensor in described:
             model, path = _place(variable)
-            lines.setdefault(model, set()).add(f"{path} is {', '.join(_words(variable, tensor, settings))}")
-    return {model: tuple(sorted(of_model)) for model, of_model in lines.items()}
+            words = list(_words(variable, tensor, settings))
+            value = self._first_values[variable.name]
+            if value is not None and models[model, value] > 1:
+                words.append("begins with the values of another one")
+            lines.setdefault(model, set()).add(f"{path} is {', '.join(words)}")
+        return {model: tuple(sorted(of_model)) for model, of_model in lines.items()}
+
+    def _read_first_values(self, described: Sequence[tuple[Variable, torch.Tensor]]) -> None:
+        """Fingerprint the parameters that are new. Equal constants (biases of zero) say nothing, nor do small ones."""
+        new = [(v.name, tensor) for v, tensor in described if v.name not in self._first_values]
+        read = [(name, tensor) for name, tensor in new if tensor.numel() >= MIN_ELEMENTS and not _is_constant(tensor)]
+        self._first_values.update(dict.fromkeys(name for name, _ in new))
+        self._first_values.update(zip((name for name, _ in read), fingerprints([t for _, t in read]), strict=True))
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    """Whether the first elements are all the same, or cannot be read."""
+    dense = local_tensor(tensor.detach())
+    if dense is None or not dense.numel():
+        return True
+    first = dense.reshape(-1)[:MIN_ELEMENTS] if dense.is_contiguous() else dense
+    return bool((first == first.reshape(-1)[0]).all())
 
 
 def _place(variable: Variable) -> tuple[str, str]:
@@ -48,7 +84,7 @@ def _place(variable: Variable) -> tuple[str, str]:
 def _words(variable: Variable, tensor: torch.Tensor, settings: Mapping[int, str]) -> Iterator[str]:
     yield "trainable" if tensor.requires_grad else "frozen"
     if tensor.dtype is not torch.float32:
-        yield str(tensor.dtype).removeprefix("torch.")
+        yield dtype_name(tensor.dtype)
     if len(variable.aliases) > 1:
         yield "shared"
     if not variable.holders:

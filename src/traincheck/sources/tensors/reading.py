@@ -178,6 +178,12 @@ def is_copyable(tensor: torch.Tensor) -> bool:
     return type(tensor) in PLAIN and local_tensor(tensor) is not None
 
 
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The sizes of `tensor`; None if it has none (a nested tensor) or they are symbolic."""
     try:

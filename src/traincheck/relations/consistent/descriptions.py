@@ -1,0 +1,87 @@
+"""What a program trains with: its parameters, modules, batches and checkpoints. What good runs never showed is a
+violation.
+
+Sources describe as lines which parameters of a model are trainable, in an optimizer, decayed, shared (see Note [What
+people tune] in sources/optimizers/parameter_treatment.py), the classes, buffers and attributes of its modules, what it
+is called with, and what checkpoints hold. A program may change all of that while it trains, by unfreezing layers for
+example. So a rule knows the lines that some descriptions had, and those that all of them had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from traincheck.relations.parts import FORWARD, UPDATE, ReadingPart, named
+from traincheck.vocab.demand import (
+    BATCH,
+    CHECKPOINT,
+    ENTRIES,
+    FORM,
+    MODEL,
+    MODULES,
+    PARAMETERS,
+    Demand,
+)
+from traincheck.vocab.events import Reading, Window
+from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import BATCH_HAS_FORM, CHECKPOINT_HOLDS, MODULE_IS, TREATS_SO
+
+SAVE = "torch.save"
+
+
+class _Description(NamedTuple):
+    """A kind of description: the verb of its lines, the call around it, and the rule as a sentence about the grain."""
+
+    verb: str
+    call: str
+    sentence: str
+
+
+_DESCRIPTIONS = {
+    f"{MODEL}.{PARAMETERS}": _Description(TREATS_SO, UPDATE, "the parameters of {} are treated as in good runs"),
+    f"{MODEL}.{MODULES}": _Description(
+        MODULE_IS, UPDATE, "the modules of {} have the classes, buffers and attributes of good runs"
+    ),
+    f"{BATCH}.{FORM}": _Description(BATCH_HAS_FORM, FORWARD, "{} is called with inputs as in good runs"),
+    f"{CHECKPOINT}.{ENTRIES}": _Description(CHECKPOINT_HOLDS, SAVE, "{} holds the entries of good runs"),
+}
+
+DESCRIBED = Demand.of_calls(UPDATE, FORWARD, SAVE) | Demand.of_readings(*_DESCRIPTIONS)
+"""The demand for all descriptions, see own_runs.py."""
+
+
+class Descriptions(ReadingPart):
+    """Yields two occasions for each description: its lines are among those of good runs, and none is missing that all
+    of them had."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        for reading in window.readings:
+            quantity = named(reading)
+            if quantity in _DESCRIPTIONS:
+                grain, lines = _split(reading)
+                held = frozenset(Property(_DESCRIPTIONS[quantity].verb, quantity, line) for line in lines)
+                for failed in (frozenset[Property](), None):
+                    yield Occasion(Subject(quantity, grain), (), held, failed, reading.call, (reading.variable,))
+
+    @classmethod
+    def speaks_of(cls, subject: Subject) -> bool:
+        return subject.api in _DESCRIPTIONS
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand.of_calls(_DESCRIPTIONS[subject.api].call) | Demand.of_readings(subject.api)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return _DESCRIPTIONS[subject.api].sentence.format(subject.grain)
+
+
+def _split(reading: Reading) -> tuple[str, list[str]]:
+    """What a description is of, in words, and its lines."""
+    lines = str(reading.value).split("\n")
+    if reading.kind == BATCH:
+        model = reading.variable.partition("#")[0]
+        return f"model {model} {lines[0]}", lines[1:]
+    kind = MODEL if reading.kind == MODEL else CHECKPOINT
+    return f"{kind} {reading.variable}", lines

@@ -1,0 +1,99 @@
+"""What every good run did at some time: a run that never does it is a violation.
+
+A step need not copy the best weights, update the target network, evaluate or save: these happen now and then, so no
+step lacks them. A run does. At the end of a run, everything that its steps showed of a subject is one more occasion, on
+which nothing may be missing that all good runs had.
+
+Note [Runs of one length]
+A short trial of a long run does less, and says nothing. So runs are compared with runs of about the same length: those
+of 64 to 255 steps are, and those of 128 to 511. A run that an exception ended, and one of which some steps were not
+watched or not described, is no occasion. The first rank of a job often evaluates and saves for all, so other ranks have
+rules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from traincheck.relations.parts import named, number
+from traincheck.vocab.demand import DESCRIBED_ALL, GRAPH, NO_GRAD, Demand
+from traincheck.vocab.events import LIVE, NO_CALL, Window
+from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import FOLLOWS, HAS
+
+STEPS = "run.steps"
+ALL_DESCRIBED = f"{NO_GRAD}.{DESCRIBED_ALL}"
+
+RUNS = Demand.of_readings(STEPS, ALL_DESCRIBED)
+"""The demand for occasions of whole runs, see own_runs.py."""
+
+_IN_A_RUN = ", in a run of "
+_VERBS = frozenset((HAS, FOLLOWS))
+
+
+def base_of(subject: Subject) -> Subject:
+    """The subject whose occasions make up those of `subject`, which is about whole runs; otherwise `subject` itself."""
+    return subject._replace(grain=subject.grain.partition(_IN_A_RUN)[0])
+
+
+def is_about_runs(subject: Subject) -> bool:
+    """Whether the occasions of a subject are whole runs."""
+    return _IN_A_RUN in subject.grain
+
+
+def needs(subject: Subject) -> Demand:
+    """The demand of a rule about whole runs, in addition to that of its base."""
+    return Demand.of_readings(STEPS, ALL_DESCRIBED) if subject.api.startswith(NO_GRAD) else Demand.of_readings(STEPS)
+
+
+def describe(subject: Subject) -> str:
+    """The rule as a sentence."""
+    what, _, length = subject.grain.partition(_IN_A_RUN)
+    return f"a run of {length} shows everything of {what} that all good runs showed"
+
+
+class WholeRuns:
+    """Collects what the occasions of a run showed. `interest` as for relations."""
+
+    def __init__(self, interest: Set[Subject] | None) -> None:
+        self._interest = None if interest is None else frozenset(filter(is_about_runs, interest))
+        self._bases = None if self._interest is None else frozenset(map(base_of, self._interest))
+        self._shown: dict[Subject, set[Property]] = {}
+        self._complete = True
+
+    def add(self, occasion: Occasion) -> None:
+        """Note what an occasion showed."""
+        if occasion.failed is None or (self._bases is not None and occasion.subject not in self._bases):
+            return
+        if any(prop.verb in _VERBS for prop in occasion.held):
+            self._shown.setdefault(occasion.subject, set()).update(occasion.held)
+
+    def forget(self) -> None:
+        """Windows were dropped: nobody knows what they showed."""
+        self._complete = False
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """The occasions of the run, if it ends with this window. Call after `add` for all of its occasions."""
+        readings = {named(reading): reading for reading in window.readings if reading.role == LIVE}
+        steps = number(readings[STEPS].value) if STEPS in readings else None
+        if not steps or not self._complete:
+            return
+        described = ALL_DESCRIBED in readings and readings[ALL_DESCRIBED].value is True
+        lengths = _lengths(int(steps), window.rank)
+        if self._interest is None:
+            subjects = {s._replace(grain=f"{s.grain}{_IN_A_RUN}{length}") for s in self._shown for length in lengths}
+        else:
+            subjects = {s for s in self._interest if s.grain.partition(_IN_A_RUN)[2] in lengths}
+        for subject in sorted(subjects):
+            # Graphs are described in a sample of the steps.
+            if subject.api.startswith(f"{GRAPH}.") or (subject.api.startswith(NO_GRAD) and not described):
+                continue
+            held = frozenset(self._shown.get(base_of(subject), ()))
+            yield Occasion(subject, (), held, None, NO_CALL)
+
+
+def _lengths(steps: int, rank: int) -> tuple[str, ...]:
+    """The two ranges of lengths that a run of so many steps belongs to, see Note [Runs of one length]."""
+    most = 1 << (steps.bit_length() - 1)
+    which = " on a rank after the first" if rank else ""
+    return tuple(f"{least} to {4 * least - 1} steps{which}" for least in (most // 2, most) if least)

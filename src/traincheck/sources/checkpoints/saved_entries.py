@@ -1,0 +1,83 @@
+"""Describes what a checkpoint holds: the names of its entries, with the dtype or the type of each.
+
+Sizes and values are left out, and `*` stands for positions in lists, so that another width, depth or length of the run
+changes no line. The state of an optimizer is one line, because people change the class of the optimizer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.reading import dtype_name
+from traincheck.vocab.demand import CHECKPOINT, ENTRIES, Demand
+from traincheck.vocab.events import SAVED, Reading, without_positions
+from traincheck.vocab.facts import facts
+
+MAX_DEPTH = 6
+"""Entries that lie deeper are described by their type."""
+MAX_ITEMS = 10_000
+"""Items of one list or mapping that are described."""
+
+IN_MEMORY = "a file in memory"
+
+_CONTEXT = facts(kind=CHECKPOINT)
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
+
+
+class SavedEntries:
+    """Takes a reading for each file and set of entries that is new."""
+
+    def __init__(self, demand: Demand, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._reported: set[tuple[str, tuple[str, ...]]] = set()
+        self.enabled = demand.takes_reading(CHECKPOINT, ENTRIES)
+
+    def report_again(self) -> None:
+        """Report entries again that were reported before."""
+        self._reported.clear()
+
+    def record(self, call: int, saved: Any, target: Any) -> None:
+        """Describe what is saved to `target` (a path or a file) in `call`. Call under `hidden_from_modes`."""
+        file, lines = file_name(target), tuple(sorted(set(_lines(saved, "", 0))))
+        if lines and (file, lines) not in self._reported:
+            self._reported.add((file, lines))
+            seq = self._recorder.next_seq()
+            reading = Reading(seq, call, file, CHECKPOINT, ENTRIES, "\n".join(lines), SAVED, _CONTEXT)
+            self._recorder.record_reading(reading)
+
+
+def file_name(target: Any) -> str:
+    """The name of a file without its folder, with `*` for numbers: `epoch-*.pt` is one kind of checkpoint."""
+    path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
+    if not isinstance(path, (str, os.PathLike)):
+        return IN_MEMORY
+    return _NUMBERS.sub("*", Path(os.fsdecode(path)).name)
+
+
+def _lines(value: Any, path: str, depth: int) -> Iterator[str]:
+    named = without_positions(f".{path}")[1:] or "the checkpoint"
+    if isinstance(value, torch.Tensor):
+        yield f"{named} is {dtype_name(value.dtype)} of {value.dim()} dimensions"
+    elif isinstance(value, torch.nn.Module):
+        yield f"{named} is the whole module {type(value).__name__}"
+    elif isinstance(value, Mapping) and depth < MAX_DEPTH:
+        if "state" in value and "param_groups" in value:
+            yield f"{named} is the state of an optimizer{'' if value['state'] else ' that keeps none'}"
+        elif not value:
+            yield f"{named} is empty"
+        else:
+            for key, item in islice(value.items(), MAX_ITEMS):
+                yield from _lines(item, f"{path}.{key}" if path else str(key), depth + 1)
+    elif isinstance(value, (list, tuple)) and depth < MAX_DEPTH:
+        for item in islice(value, MAX_ITEMS):
+            yield from _lines(item, f"{path}.0", depth + 1)
+    else:
+        yield f"{named} is of type {type(value).__name__}"

@@ -1,0 +1,309 @@
+"""What a program trains with, as lines: the parameters and buffers of models, their inputs, checkpoints, whole runs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from observed_process import observing
+from traincheck.inference.candidate_selection import select_rules
+from traincheck.inference.tally import Tally
+from traincheck.relations.consistent.descriptions import DESCRIBED
+from traincheck.relations.consistent.pass_ends import AT_END, BEFORE_END, PASSES, PassEnds
+from traincheck.relations.consistent.relation import Consistent
+from traincheck.relations.consistent.seeds import OWN, SAME, SHARED, Seeds
+from traincheck.relations.consistent.whole_runs import RUNS
+from traincheck.testing.readable_traces import from_text
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import NO_CALL, Reading, Window
+from traincheck.vocab.invariant import ERROR, Invariant
+from traincheck.vocab.properties import elements_of
+
+
+def described(body: Callable[[], object], quantity: str, demand: Demand = DESCRIBED) -> list[tuple[str, set[str]]]:
+    """What the body trains with: each description of this quantity, with its variable."""
+    kind, _, attribute = quantity.partition(".")
+    with observing(demand) as seen:
+        torch.manual_seed(0)
+        body()
+    assert seen.faults == []
+    readings = [r for window in seen.windows for r in window.readings if (r.kind, r.attribute) == (kind, attribute)]
+    return [(reading.variable, set(str(reading.value).split("\n"))) for reading in readings]
+
+
+class Net(nn.Module):
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool), persistent=False)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(layers))
+
+    def forward(self, x: Any) -> torch.Tensor:
+        if isinstance(x, dict):
+            x = x["rows"]
+        x = x * self.scale
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def update(net: nn.Module, x: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(x).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_buffers_are_part_of_a_module() -> None:
+    ((model, lines),) = described(lambda: update(Net(), torch.randn(4, 3)), "model.modules")
+    assert model == "Net"
+    assert lines >= {
+        "the model has the buffer scale of float32",
+        "the model has the buffer mask of bool, which checkpoints leave out",
+    }
+
+
+def test_parameters_that_begin_with_the_same_random_values() -> None:
+    def same_seed() -> None:
+        net = Net(layers=0)
+        for _ in range(2):
+            torch.manual_seed(1)
+            net.layers.append(nn.Linear(3, 3))
+        update(net, torch.randn(4, 3))
+
+    line = "layers.*.weight is trainable, in an optimizer (not decayed)"
+    ((_, same),) = described(same_seed, "model.parameters")
+    ((_, other),) = described(lambda: update(Net(), torch.randn(4, 3)), "model.parameters")
+    assert f"{line}, begins with the values of another one" in same
+    assert other >= {line}
+    assert not any("begins" in text for text in other)
+
+
+def test_equal_constants_say_nothing() -> None:
+    def zeros() -> None:
+        net = Net()
+        for parameter in net.parameters():
+            nn.init.zeros_(parameter)
+        update(net, torch.randn(4, 3))
+
+    ((_, lines),) = described(zeros, "model.parameters")
+    assert not any("begins" in text for text in lines)
+
+
+# -- inputs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (torch.rand(4, 3), "float32 of 2 dimensions, 0 to 1"),
+        (torch.rand(4, 3) * 2 - 1, "float32 of 2 dimensions, -1 to 1"),
+        (torch.rand(4, 3) * 255, "float32 of 2 dimensions, no negative"),
+        (torch.linspace(-3, 3, 12).reshape(4, 3), "float32 of 2 dimensions, any"),
+        (torch.zeros(4, 3), "float32 of 2 dimensions, all equal"),
+        (torch.full((4, 3), torch.inf), "float32 of 2 dimensions, not finite"),
+        (torch.rand(2, 3), "float32 of 2 dimensions"),  # too few elements
+        (torch.rand(2, 4, 3), "float32 of 3 dimensions, 0 to 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_form_of_an_input(rows: torch.Tensor, words: str) -> None:
+    assert described(lambda: update(Net(), rows), "batch.form") == [("Net", {"with gradients", f"input 1 is {words}"})]
+    by_name = described(lambda: update(Net(), {"rows": rows}), "batch.form")
+    assert by_name == [("Net", {"with gradients", f"input 1[rows] is {words}"})]
+
+
+def test_calls_without_gradients_are_described_apart() -> None:
+    def evaluate() -> None:
+        net = Net()
+        for _ in range(3):
+            update(net, torch.rand(4, 3))
+        with torch.no_grad():
+            net(torch.rand(4, 3) * 255)
+
+    assert described(evaluate, "batch.form") == [
+        ("Net", {"with gradients", "input 1 is float32 of 2 dimensions, 0 to 1"}),
+        ("Net", {"without gradients", "input 1 is float32 of 2 dimensions, no negative"}),
+    ]
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_the_entries_of_a_checkpoint(tmp_path: Path) -> None:
+    def save() -> None:
+        net = Net()
+        optimizer = update(net, torch.randn(4, 3))
+        state = {
+            "model": net.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "epoch": 3,
+            "history": [0.5, 0.25],
+            "scaler": {},
+        }
+        for epoch in range(2):
+            torch.save(state, tmp_path / f"epoch-{epoch}.pt")
+        torch.save(net, io.BytesIO())
+
+    assert described(save, "checkpoint.entries") == [
+        (
+            "epoch-*.pt",
+            {
+                "model.layers.*.bias is float32 of 1 dimensions",
+                "model.layers.*.weight is float32 of 2 dimensions",
+                "model.scale is float32 of 1 dimensions",
+                "optimizer is the state of an optimizer",
+                "epoch is of type int",
+                "history.* is of type float",
+                "scaler is empty",
+            },
+        ),
+        ("a file in memory", {"the checkpoint is the whole module Net"}),
+    ]
+
+
+# -- passes over the data --------------------------------------------------------------------------------------------
+
+
+def ends_of_passes(loop: Callable[[DataLoader[Any]], object]) -> list[str]:
+    with observing(PASSES | Demand.of_calls("torch.optim.Optimizer.step")) as seen:
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.randn(12, 3)), batch_size=4)
+
+        def step(batch: list[torch.Tensor]) -> None:
+            optimizer.zero_grad()
+            net(batch[0]).sum().backward()
+            optimizer.step()
+
+        loader.step = step
+        loop(loader)
+    part = PassEnds()
+    return [prop.detail for window in seen.windows for occasion in part.occasions(window) for prop in occasion.held]
+
+
+def test_a_pass_goes_to_the_end_or_is_left() -> None:
+    def epochs(loader: Any) -> None:
+        for _ in range(2):
+            for batch in loader:
+                loader.step(batch)
+
+    def first_batches(loader: Any) -> None:
+        for _ in range(3):
+            loader.step(next(iter(loader)))
+
+    def counted(loader: Any) -> None:
+        """Take all batches without waiting for the end."""
+        for _ in range(2):
+            for _, batch in zip(range(3), loader, strict=False):
+                loader.step(batch)
+
+    assert set(ends_of_passes(epochs)) == {AT_END}
+    assert set(ends_of_passes(first_batches)) == {BEFORE_END}
+    assert set(ends_of_passes(counted)) == {AT_END}
+
+
+# -- seeds of ranks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seeds", "how"), [((7, 7), SAME), ((7, 8), OWN), ((7, 8, 8), SHARED), ((7, None), None)], ids=str
+)
+def test_seeds_of_ranks(seeds: tuple[int | None, ...], how: str | None) -> None:
+    windows = [
+        Window(1, 1, "train", rank=rank, readings=(Reading(0, NO_CALL, "run", "run", "seed", seed),) if seed else ())
+        for rank, seed in enumerate(seeds)
+    ]
+    found = [(occasion.subject, prop) for occasion in Seeds().across(windows) for prop in occasion.held]
+    assert [prop.detail for _, prop in found] == ([] if how is None else [how])
+    assert [Consistent.describe(*pair) for pair in found] == ([] if how is None else [f"the seed is {how}"])
+
+
+# -- whole runs ------------------------------------------------------------------------------------------------------
+
+CLEAR = "lifecycle torch.optim.Adam.zero_grad < torch.optim.Optimizer.zero_grad receiver=Adam"
+STEP = "lifecycle torch.optim.Adam.step < torch.optim.Optimizer.step receiver=Adam"
+SCHEDULE = "lifecycle torch.optim.lr_scheduler.StepLR.step < torch.optim.lr_scheduler.LRScheduler.step receiver=StepLR"
+
+
+def run_of(steps: int, schedules: int, *, ended: bool = True) -> list[Window]:
+    """A run whose scheduler makes so many steps, in the first ones."""
+    text = "\n".join(
+        f"window train step={step}\n  {CLEAR}\n  {STEP}" + (f"\n  {SCHEDULE}" if step <= schedules else "")
+        for step in range(1, steps + 1)
+    )
+    windows = from_text(text)
+    role = "live" if ended else "partial"
+    end = Reading(0, NO_CALL, "run", "run", "steps", steps, role)
+    return [*windows, Window(len(windows), steps, "end", readings=(end,))]
+
+
+def rules_about_runs(*runs: list[Window]) -> list[Invariant]:
+    tallies = []
+    for number, windows in enumerate(runs):
+        tally, relation = Tally("train.py", "", str(number)), Consistent()
+        for window in windows:
+            tally.add_window(window)
+            tally.add_occasions("Consistent", relation.occasions(window), window.index)
+        tallies.append(tally)
+    return [rule for rule in select_rules(tallies)[0].invariants if ", in a run of " in rule.subject.grain]
+
+
+def violated(rules: list[Invariant], windows: list[Window]) -> list[Invariant]:
+    """The rules about whole runs that a run violates."""
+    relation = Consistent({rule.subject for rule in rules})
+    failed = []
+    for window in windows:
+        for occasion in relation.occasions(window):
+            for rule in rules:
+                elements = elements_of(rule.property)
+                assert elements is not None
+                if rule.subject == occasion.subject and not elements.required <= occasion.held:
+                    failed.append(rule)
+    return failed
+
+
+def test_a_run_without_what_all_good_runs_did_is_a_violation() -> None:
+    rules = [rule for rule in rules_about_runs(run_of(12, 2), run_of(12, 3), run_of(20, 4)) if rule.severity == ERROR]
+    assert [rule.subject.grain for rule in rules] == ["order of calls, in a run of 8 to 31 steps"]
+    assert violated(rules, run_of(12, 1)) == []
+    assert violated(rules, run_of(12, 0)) == rules
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [run_of(3, 0), run_of(64, 0), run_of(12, 0, ended=False), run_of(12, 0)[2:]],
+    ids=["a short trial", "a much longer run", "an exception", "unwatched steps"],
+)
+def test_runs_that_say_nothing(windows: list[Window]) -> None:
+    rules = rules_about_runs(run_of(12, 2), run_of(12, 3), run_of(20, 4))
+    assert violated(rules, windows) == []
+
+
+def test_ranks_after_the_first_have_rules_of_their_own() -> None:
+    rules = rules_about_runs(run_of(12, 2), run_of(12, 3), run_of(20, 4))
+    other = [replace(window, rank=1) for window in run_of(12, 0)]
+    assert violated(rules, other) == []
+
+
+def test_no_rule_rests_on_a_single_run() -> None:
+    assert rules_about_runs(run_of(12, 2)) == []
+    assert rules_about_runs(run_of(12, 2), run_of(200, 2)) == []
+
+
+def test_the_readings_at_the_end_of_a_run() -> None:
+    with observing(RUNS | Demand.of_calls("torch.optim.Optimizer.step")) as seen:
+        update(Net(), torch.randn(4, 3))
+    (end,) = [r for window in seen.windows for r in window.readings if r.attribute == "steps"]
+    assert (end.value, end.role) == (1, "live")
