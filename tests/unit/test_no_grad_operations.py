@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -159,6 +160,26 @@ def test_what_a_model_returns_says_whether_it_is_trained() -> None:
             torch.maximum(net(x), targets[0](x))
 
     assert "maximum <- result of trained Linear, result of Linear" in lines_of(train(target), "target")
+
+
+@pytest.mark.parametrize(
+    ("step", "length", "words"),
+    [(4, 4, {"the next rows"}), (4, 3, {"rows after a gap"}), (3, 4, {"rows from before"}), (40, 4, set())],
+)
+def test_slices_say_how_they_lie_to_the_last_one(step: int, length: int, words: set[str]) -> None:
+    rows = torch.randn(20, 3)
+    starts = itertools.cycle(range(0, 20, step))
+
+    def take(net: nn.Module, x: torch.Tensor) -> None:
+        start = next(starts)
+        rows[start : start + length].sum()
+
+    lines = {line for line in lines_of(train(take, steps=12), "take") if line.startswith("__getitem__")}
+    first = {line for line in lines if "rows" not in line}
+    assert len(first) == 1
+    assert {
+        word for word in ("the next rows", "rows after a gap", "rows from before") for li in lines if word in li
+    } == words
 
 
 def test_the_constants_of_an_initialization_are_numbers() -> None:

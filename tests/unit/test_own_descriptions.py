@@ -160,9 +160,9 @@ def test_the_entries_of_a_checkpoint(tmp_path: Path) -> None:
         (
             "epoch-*.pt",
             {
-                "model.layers.*.bias is float32 of 1 dimensions",
+                "model.layers.*.bias is float32 of 1 dimension",
                 "model.layers.*.weight is float32 of 2 dimensions",
-                "model.scale is float32 of 1 dimensions",
+                "model.scale is float32 of 1 dimension",
                 "optimizer is the state of an optimizer",
                 "epoch is of type int",
                 "history.* is of type float",

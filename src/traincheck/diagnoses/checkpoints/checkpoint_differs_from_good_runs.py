@@ -9,7 +9,7 @@ DIAGNOSIS = Diagnosis(
     slug="checkpoint-differs-from-good-runs",
     title="A checkpoint holds other entries than in good runs",
     problem="An entry of a checkpoint is missing, new, or of another type than in all good runs. A run that resumes "
-    "from it may begin anew in part. If you changed the checkpoint on purpose, accept a run of the new version.",
+    "from it may start again in part. If you changed the checkpoint on purpose, accept a run of the new version.",
     advice=(
         "Read the first line of evidence: it shows the entries that are missing or new.",
         "Check that you save the state of the model, the optimizer, the scheduler and the scaler, and all buffers.",

@@ -80,6 +80,7 @@ class Consistent(Composite):
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         super().__init__(None if interest is None else interest | {whole_runs.base_of(subject) for subject in interest})
         self._whole_runs = WholeRuns(interest)
+        self._judged = interest  # without the subjects that whole runs are made of
         self._comparing = (Replicas(), Batches(), Buffers(), Seeds())
         self._compares = interest is None or any(subject.grain == RANKS for subject in interest)
 
@@ -89,7 +90,8 @@ class Consistent(Composite):
             self._whole_runs.forget()
         for occasion in super().occasions(window):
             self._whole_runs.add(occasion)
-            yield occasion
+            if self._judged is None or occasion.subject in self._judged:
+                yield occasion
         yield from self._whole_runs.occasions(window)
 
     @classmethod

@@ -13,15 +13,19 @@ rules of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
 from traincheck.relations.parts import named, number
-from traincheck.vocab.demand import DESCRIBED_ALL, GRAPH, NO_GRAD, Demand
-from traincheck.vocab.events import LIVE, NO_CALL, Window
+from traincheck.vocab.demand import DESCRIBED_ALL, GRAPH, NO_GRAD, OPERATIONS, Demand
+from traincheck.vocab.events import LIVE, NO_CALL, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import FOLLOWS, HAS
 
 STEPS = "run.steps"
+OPERATIONS_WITHOUT_GRADIENTS = f"{NO_GRAD}.{OPERATIONS}"
+FUNCTIONS = Subject(OPERATIONS_WITHOUT_GRADIENTS, "functions that compute without gradients")
+"""Its occasions are only whole runs: a function that is never called has no occasion of its own."""
+
 ALL_DESCRIBED = f"{NO_GRAD}.{DESCRIBED_ALL}"
 
 RUNS = Demand.of_readings(STEPS, ALL_DESCRIBED)
@@ -63,10 +67,8 @@ class WholeRuns:
 
     def add(self, occasion: Occasion) -> None:
         """Note what an occasion showed."""
-        if occasion.failed is None or (self._bases is not None and occasion.subject not in self._bases):
-            return
-        if any(prop.verb in _VERBS for prop in occasion.held):
-            self._shown.setdefault(occasion.subject, set()).update(occasion.held)
+        if occasion.failed is not None and any(prop.verb in _VERBS for prop in occasion.held):
+            self._note(occasion.subject, occasion.held)
 
     def forget(self) -> None:
         """Windows were dropped: nobody knows what they showed."""
@@ -74,22 +76,27 @@ class WholeRuns:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """The occasions of the run, if it ends with this window. Call after `add` for all of its occasions."""
+        for reading in window.readings:
+            if named(reading) == OPERATIONS_WITHOUT_GRADIENTS:
+                function = f"{without_positions(reading.variable)} ({window.stage})"
+                self._note(FUNCTIONS, (Property(HAS, FUNCTIONS.api, function),))
         readings = {named(reading): reading for reading in window.readings if reading.role == LIVE}
         steps = number(readings[STEPS].value) if STEPS in readings else None
         if not steps or not self._complete:
             return
         described = ALL_DESCRIBED in readings and readings[ALL_DESCRIBED].value is True
-        lengths = _lengths(int(steps), window.rank)
-        if self._interest is None:
-            subjects = {s._replace(grain=f"{s.grain}{_IN_A_RUN}{length}") for s in self._shown for length in lengths}
-        else:
-            subjects = {s for s in self._interest if s.grain.partition(_IN_A_RUN)[2] in lengths}
-        for subject in sorted(subjects):
+        for base, shown in sorted(self._shown.items()):
             # Graphs are described in a sample of the steps.
-            if subject.api.startswith(f"{GRAPH}.") or (subject.api.startswith(NO_GRAD) and not described):
+            if base.api.startswith(f"{GRAPH}.") or (base.api.startswith(NO_GRAD) and not described):
                 continue
-            held = frozenset(self._shown.get(base_of(subject), ()))
-            yield Occasion(subject, (), held, None, NO_CALL)
+            for length in _lengths(int(steps), window.rank):
+                subject = base._replace(grain=f"{base.grain}{_IN_A_RUN}{length}")
+                if self._interest is None or subject in self._interest:
+                    yield Occasion(subject, (), frozenset(shown), None, NO_CALL)
+
+    def _note(self, subject: Subject, shown: Iterable[Property]) -> None:
+        if self._bases is None or subject in self._bases:
+            self._shown.setdefault(subject, set()).update(shown)
 
 
 def _lengths(steps: int, rank: int) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.reading import dtype_name
+from traincheck.sources.tensors.reading import form_of
 from traincheck.vocab.demand import CHECKPOINT, ENTRIES, Demand
 from traincheck.vocab.events import SAVED, Reading, without_positions
 from traincheck.vocab.facts import facts
@@ -65,7 +65,7 @@ def file_name(target: Any) -> str:
 def _lines(value: Any, path: str, depth: int) -> Iterator[str]:
     named = without_positions(f".{path}")[1:] or "the checkpoint"
     if isinstance(value, torch.Tensor):
-        yield f"{named} is {dtype_name(value.dtype)} of {value.dim()} dimensions"
+        yield f"{named} is {form_of(value)}"
     elif isinstance(value, torch.nn.Module):
         yield f"{named} is the whole module {type(value).__name__}"
     elif isinstance(value, Mapping) and depth < MAX_DEPTH:

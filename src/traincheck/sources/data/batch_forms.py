@@ -18,7 +18,7 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.call_summaries import MAX_NESTED_TENSORS
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import dtype_name, hidden_from_modes
+from traincheck.sources.tensors.reading import form_of, hidden_from_modes
 from traincheck.sources.tensors.value_facts import readable_memory
 from traincheck.vocab.demand import BATCH, FORM, WITH_GRADIENTS, WITHOUT_GRADIENTS, Demand
 from traincheck.vocab.events import Reading
@@ -72,7 +72,7 @@ class BatchForms:
         with hidden_from_modes():
             tensors = list(_named_tensors(args, keywords))
             ranges = [_range_of(tensor) for _, tensor in tensors]
-            begins = [f"{name} is {dtype_name(t.dtype)} of {t.dim()} dimensions" for name, t in tensors]
+            begins = [f"{name} is {form_of(tensor)}" for name, tensor in tensors]
 
             def conclude(fetched: list[str], next_seq: NextSeq) -> None:
                 described = {f"{begin}, {span}" if span else begin for begin, span in zip(begins, fetched, strict=True)}

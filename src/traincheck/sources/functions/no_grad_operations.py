@@ -16,6 +16,10 @@ Where a training step follows another, its lines begin right after the last upda
 belongs to it. A step after an evaluation or after the set-up is described in part, as is what the end of the run may
 have interrupted: lines may be new there, but none can be missing. What follows the training has no lines.
 
+Note [Rows that no batch holds]
+A loop by hand takes batches as slices of one tensor. Their bounds are sizes, but how they lie to each other is not: a
+slice begins with the next rows, after a gap, or with rows from before. A wrong bound leaves a gap between all batches.
+
 Known limitations: other threads, processes of data loaders, compiled code, and functions that modes do not see.
 """
 
@@ -109,6 +113,7 @@ class NoGradOperations(RecorderListener):
         self._switch = switch
         self._lines: list[_Line] = []
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self._slices: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # where the last slice of a tensor ends
         self._windows: dict[str, int] = {}
         self._calls = self._all_calls = 0  # in this window, and in all
         self._updates = 0
@@ -170,6 +175,8 @@ class NoGradOperations(RecorderListener):
         if opens == EVAL:
             self._made.clear()  # as if the description began here
         self.on = self._switch(self._recorder.watching and (sampled or self._all_calls < FULL_CALLS))
+        if not self.on or len(self._slices) > MAX_MADE:
+            self._slices.clear()
 
     def _role_of_next(self, cut: Cut, opens: str) -> str:
         """Whether the next window is described as a whole, in part or (empty) not at all."""
@@ -229,12 +236,13 @@ class NoGradOperations(RecorderListener):
         if not self.on or self._calls > MAX_CALLS:
             return
         values = output.values() if isinstance(output, dict) else output if type(output) in (list, tuple) else (output,)
-        results = [value for value in values if type(value) is torch.Tensor and not value.requires_grad]
-        if results:
-            self._note_update()
-            shown = f"result of {self._model(module)}"
-            for tensor in results:
-                self._made[id(tensor)] = (weakref.ref(tensor), shown)
+        with torch._C.DisableTorchFunction():  # modes of the program do not see what TrainCheck reads
+            results = [value for value in values if type(value) is torch.Tensor and not value.requires_grad]
+            if results:
+                self._note_update()
+                shown = f"result of {self._model(module)}"
+                for tensor in results:
+                    self._made[id(tensor)] = (weakref.ref(tensor), shown)
 
     def _model(self, module: torch.nn.Module) -> str:
         """The class of a model, and whether an optimizer trains it: a copy of a model has the same class."""
@@ -268,6 +276,8 @@ class NoGradOperations(RecorderListener):
                 text = _plain(value) if tensors else str(value) if isinstance(value, (bool, str)) else ""
             if text:
                 plain.append(text if key.isdigit() else f"{key}={text}")
+        if name == "__getitem__" and len(args) > 1:
+            plain += self._slice_words(args[0], args[1])
         dtype = made[0].dtype if made else torch.float32
         shown = f"{name}({', '.join(plain)})" if plain else name
         ending = "" if dtype is torch.float32 else f" {dtype_name(dtype)}"
@@ -282,6 +292,18 @@ class NoGradOperations(RecorderListener):
             for key, value in fractions
             if not may_be_size(value, sizes, divides="div" in name)
         )
+
+    def _slice_words(self, tensor: Any, index: Any) -> Iterator[str]:
+        """How a slice of rows lies to the last one of the same tensor, see Note [Rows that no batch holds]."""
+        rows = index[0] if type(index) is tuple and index else index
+        if type(rows) is not slice or rows.step not in (None, 1) or not isinstance(tensor, torch.Tensor):
+            return
+        start, stop, _ = rows.indices(len(tensor)) if tensor.dim() else (0, 0, 1)
+        entry = self._slices.get(id(tensor))
+        self._slices[id(tensor)] = (weakref.ref(tensor), stop)
+        if start and entry is not None and entry[0]() is tensor:
+            last = entry[1]
+            yield "the next rows" if start == last else "rows after a gap" if start > last else "rows from before"
 
     def _taken(self, tensor: Any) -> str:
         """What a function takes, in words."""

@@ -6,8 +6,9 @@ import weakref
 from typing import Any
 
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.optimizers.hyperparameters import settings
+from traincheck.sources.optimizers.hyperparameters import SOURCE, settings
 from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import MODEL, MODULES, PARAMETERS, Demand
 from traincheck.vocab.events import Reading
@@ -15,6 +16,8 @@ from traincheck.vocab.facts import FactValue, facts
 
 OFTEN, SELDOM = 5, 50
 """Models are described at the first updates, then at one in `SELDOM`."""
+MAX_MODELS = 32
+"""Descriptions that are reported at an update. Those of other models follow at later ones."""
 
 _CONTEXT = facts(kind=MODEL)
 
@@ -54,6 +57,17 @@ class ModelDescriptions:
 
         if self._module_attributes is None:
             self._module_attributes, self._treatment = ModuleAttributes(), ParameterTreatment(self._catalog)
+        with hidden_from_modes():
+            new = self._treatment.first_values() if PARAMETERS in self._described else {}
+
+            def conclude(fetched: list[int | None], next_seq: NextSeq) -> None:
+                self._treatment.keep_first_values(dict(zip(new, fetched, strict=True)))
+                self._report(call, next_seq)
+
+            self._recorder.transfers.when_ready(SOURCE, list(new.values()), conclude, events=MAX_MODELS)
+
+    def _report(self, call: int, next_seq: NextSeq) -> None:
+        """Report the descriptions that are new."""
         descriptions: dict[str, dict[str, tuple[str, ...]]] = {}
         with hidden_from_modes():
             groups_by_optimizer = {name: self._at_first(optimizer) for name, optimizer in self._catalog.optimizers()}
@@ -61,14 +75,16 @@ class ModelDescriptions:
                 descriptions[PARAMETERS] = self._treatment.describe(groups_by_optimizer)
             if MODULES in self._described:
                 descriptions[MODULES] = self._module_attributes.describe(self._catalog)
-        for attribute, lines_by_model in descriptions.items():
-            for model, lines in lines_by_model.items():
-                if (attribute, model, lines) not in self._reported:
-                    self._reported.add((attribute, model, lines))
-                    seq = self._recorder.next_seq()
-                    self._recorder.record_reading(
-                        Reading(seq, call, model, MODEL, attribute, "\n".join(lines), context=_CONTEXT)
-                    )
+        new = [
+            (attribute, model, lines)
+            for attribute, lines_by_model in descriptions.items()
+            for model, lines in lines_by_model.items()
+            if (attribute, model, lines) not in self._reported
+        ]
+        for attribute, model, lines in new[:MAX_MODELS]:
+            self._reported.add((attribute, model, lines))
+            reading = Reading(next_seq(), call, model, MODEL, attribute, "\n".join(lines), context=_CONTEXT)
+            self._recorder.record_reading(reading)
 
     def _at_first(self, optimizer: Any) -> list[dict[str, FactValue]]:
         """The settings of each group of an optimizer when it was first seen here."""

@@ -12,13 +12,14 @@ read at the first description only, because training moves them apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from traincheck.sources.modules.variables import Variable, VariableCatalog
-from traincheck.sources.tensors.reading import dtype_name, fingerprints, local_tensor
+from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
+from traincheck.sources.tensors.reading import deferred_fingerprints, dtype_name, local_tensor
 from traincheck.vocab.events import without_positions
 
 NO_MODULE = "no module"
@@ -39,38 +40,54 @@ class ParameterTreatment:
         self._catalog = catalog
         self._first_values: dict[str, int | None] = {}
 
+    def first_values(self) -> dict[str, int | DeferredValue | None]:
+        """The fingerprints of parameters that are new here, perhaps deferred; None for values that say nothing.
+
+        Equal constants (biases of zero) say nothing, nor do small parameters. Call inside `hidden_from_modes()`.
+        """
+        new = [
+            (variable.name, tensor) for variable, tensor in self._described() if variable.name not in self._first_values
+        ]
+        values: dict[str, int | DeferredValue | None] = dict.fromkeys(name for name, _ in new)
+        large = [(name, tensor) for name, tensor in new if tensor.numel() >= MIN_ELEMENTS]
+        for (name, tensor), value in zip(large, deferred_fingerprints([t for _, t in large]), strict=True):
+            values[name] = _unless_constant(tensor, value)
+        return values
+
+    def keep_first_values(self, values: Mapping[str, int | None]) -> None:
+        """Keep the values of `first_values`, once they are fetched."""
+        self._first_values.update(values)
+
     def describe(self, groups_by_optimizer: Mapping[str, list[dict[str, Any]]]) -> dict[str, tuple[str, ...]]:
         """The lines about the parameters of each outermost module; `groups_by_optimizer` are the settings of its
-        groups. Call inside `hidden_from_modes()`."""
+        groups."""
         settings = _settings_by_parameter(self._catalog, groups_by_optimizer)
-        described = [(v, tensor) for v, tensor in self._catalog.living() if v.owned or v.holders]
-        self._read_first_values(described)
-        models = Counter((_place(v)[0], self._first_values[v.name]) for v, _ in described)
+        described = [(*_place(variable), variable, tensor) for variable, tensor in self._described()]
+        times = Counter((model, self._first_values.get(variable.name)) for model, _, variable, _ in described)
         lines: dict[str, set[str]] = {}
-        for variable, tensor in described:
-            model, path = _place(variable)
+        for model, path, variable, tensor in described:
             words = list(_words(variable, tensor, settings))
-            value = self._first_values[variable.name]
-            if value is not None and models[model, value] > 1:
+            value = self._first_values.get(variable.name)
+            if value is not None and times[model, value] > 1:
                 words.append("begins with the values of another one")
             lines.setdefault(model, set()).add(f"{path} is {', '.join(words)}")
         return {model: tuple(sorted(of_model)) for model, of_model in lines.items()}
 
-    def _read_first_values(self, described: Sequence[tuple[Variable, torch.Tensor]]) -> None:
-        """Fingerprint the parameters that are new. Equal constants (biases of zero) say nothing, nor do small ones."""
-        new = [(v.name, tensor) for v, tensor in described if v.name not in self._first_values]
-        read = [(name, tensor) for name, tensor in new if tensor.numel() >= MIN_ELEMENTS and not _is_constant(tensor)]
-        self._first_values.update(dict.fromkeys(name for name, _ in new))
-        self._first_values.update(zip((name for name, _ in read), fingerprints([t for _, t in read]), strict=True))
+    def _described(self) -> Iterator[tuple[Variable, torch.Tensor]]:
+        return ((variable, tensor) for variable, tensor in self._catalog.living() if variable.owned or variable.holders)
 
 
-def _is_constant(tensor: torch.Tensor) -> bool:
-    """Whether the first elements are all the same, or cannot be read."""
+def _unless_constant(tensor: torch.Tensor, value: int | DeferredValue | None) -> int | DeferredValue | None:
+    """`value`, or None if the first elements of the tensor are all the same."""
     dense = local_tensor(tensor.detach())
-    if dense is None or not dense.numel():
-        return True
-    first = dense.reshape(-1)[:MIN_ELEMENTS] if dense.is_contiguous() else dense
-    return bool((first == first.reshape(-1)[0]).all())
+    if dense is None or value is None or not dense.numel():
+        return None
+    first = dense.reshape(-1)[:MIN_ELEMENTS] if dense.is_contiguous() else dense.reshape(-1)
+    constant = (first == first[0]).all()
+    if is_on_host(dense) and not isinstance(value, DeferredValue):
+        return None if bool(constant) else value
+    numbers, interpret = value if isinstance(value, DeferredValue) else ((), lambda: value)
+    return DeferredValue((constant, *numbers), lambda same, *fetched: None if same else interpret(*fetched))
 
 
 def _place(variable: Variable) -> tuple[str, str]:

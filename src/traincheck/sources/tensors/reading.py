@@ -184,6 +184,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def form_of(tensor: torch.Tensor) -> str:
+    """The dtype and the number of dimensions of `tensor`, in words."""
+    return f"{dtype_name(tensor.dtype)} of {tensor.dim()} dimension{'s' * (tensor.dim() != 1)}"
+
+
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The sizes of `tensor`; None if it has none (a nested tensor) or they are symbolic."""
     try:
