@@ -26,7 +26,7 @@ from traincheck.vocab.facts import facts
 
 SOURCE = "modules"
 
-OFTEN, SELDOM = 10, 25
+OFTEN, SELDOM = 5, 25
 """The first calls of a model are described, then one in `SELDOM`."""
 MIN_ELEMENTS = 8
 """The range of fewer elements is chance."""

@@ -191,7 +191,7 @@ class ModuleCalls(RecorderListener):
             except Exception as error:
                 self._recorder.fault(SOURCE, error)
             for ends, outermost in self._ends:
-                if not (outermost and len(of_thread.stack)):
+                if not (outermost and of_thread.stack.calls):
                     ends(module, args, output)
         finally:
             took = meter.clock() - began

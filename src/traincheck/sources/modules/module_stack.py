@@ -23,17 +23,17 @@ class ModuleStack:
     """The module calls of one thread. Modules are identified by `id`, so none is kept alive."""
 
     def __init__(self) -> None:
-        self._calls: list[int] = []
+        self.calls: list[int] = []  # read only, by code that must not call a function
         self._frame: FrameType | None = None  # the frame of torch that calls the outermost module
         self._inside: set[int] = set()
         self._inner_modules: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.calls)
 
     def push(self, module: object) -> int:
         """A module is called: return its depth, 1 for the outermost. Interrupted calls around it are dropped."""
-        key, calls = id(module), self._calls
+        key, calls = id(module), self.calls
         if calls and key not in self._inside:
             if _is_running(self._frame):
                 self._inside.add(key)
@@ -52,7 +52,7 @@ class ModuleStack:
     def pop(self, module: object) -> int:
         """A module call ends: return how many calls end with it, including interrupted ones inside it. The result is 0
         if its begin was not seen."""
-        key, calls = id(module), self._calls
+        key, calls = id(module), self.calls
         count = 1
         while calls and count <= len(calls) and calls[-count] != key:
             count += 1
