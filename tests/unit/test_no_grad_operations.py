@@ -162,6 +162,28 @@ def test_what_a_model_returns_says_whether_it_is_trained() -> None:
     assert "maximum <- result of trained Linear, result of Linear" in lines_of(train(target), "target")
 
 
+def test_a_branch_that_is_taken_at_random_is_marked_and_never_required() -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def erase(net: nn.Module, x: torch.Tensor) -> None:
+        x = x.clone()
+        for row in x.unbind():
+            if torch.rand(1, generator=generator).item() < 0.5:
+                row[0] = 0.5
+            row.abs_()
+
+    found = occasions(train(erase, steps=8, batch=8), "erase")
+    closed = [occasion for occasion in found if occasion.failed is None]
+    assert {prop.detail for occasion in found for prop in occasion.held} == {
+        "clone <- randn",
+        "unbind <- clone",
+        "rand",
+        "__setitem__(0, ~) <- unbind",
+        "abs_ <- unbind",
+    }
+    assert {prop.detail for occasion in closed for prop in occasion.sometimes} == {"__setitem__(0, ~) <- unbind"}
+
+
 @pytest.mark.parametrize(
     ("step", "length", "words"),
     [(4, 4, {"the next rows"}), (4, 3, {"rows after a gap"}), (3, 4, {"rows from before"}), (40, 4, set())],
@@ -246,13 +268,13 @@ def test_a_window_of_many_calls_is_not_described_and_costs_little() -> None:
     assert readings(train(returns, steps=1), "returns") != []
 
 
-def occasions(windows: list[Window]) -> list[Occasion]:
+def occasions(windows: list[Window], name: str = "returns") -> list[Occasion]:
     relation = Consistent()
     return [
         occasion
         for window in windows
         for occasion in relation.occasions(window)
-        if occasion.subject.api == "no_grad.operations" and ".returns (train)" in occasion.subject.grain
+        if occasion.subject.api == "no_grad.operations" and f".{name} (train) under " in occasion.subject.grain
     ]
 
 

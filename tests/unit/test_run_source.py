@@ -8,7 +8,7 @@ from torch import nn
 from observed_process import observing
 
 
-def test_ranks_are_recorded_once_and_steps_at_the_end() -> None:
+def test_ranks_and_the_seed_are_recorded_once_and_steps_at_the_end() -> None:
     with observing() as seen:
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -20,4 +20,4 @@ def test_ranks_are_recorded_once_and_steps_at_the_end() -> None:
     run_values = [
         (stage, step, reading.attribute, reading.value) for stage, step, reading in readings if reading.kind == "run"
     ]
-    assert run_values == [("train", 1, "ranks", 1), ("end", 3, "steps", 3)]
+    assert run_values == [("train", 1, "ranks", 1), ("train", 1, "seed", torch.initial_seed()), ("end", 3, "steps", 3)]

@@ -193,7 +193,7 @@ class Tally:
                 for prop in occasion.held:
                     count = _count(cell, prop, window, bit)
                     count.held += times
-                    count.closed += times
+                    count.closed += times * (prop not in occasion.sometimes)
                 continue
             for prop in occasion.held:
                 _count(cell, prop, window, bit).held += 1

@@ -41,9 +41,10 @@ class Occasion(NamedTuple):
 
     `failed` is None if every property outside `held` failed (a closed world). Otherwise only those in `failed` did, and
     the rest could not be judged. `seq` is the call of the occasion; `variables` are set at the grain of a variable. The
-    last three fields add what a finding cannot take from the call. `site` is a line of the user's code, if an earlier
+    next three fields add what a finding cannot take from the call. `site` is a line of the user's code, if an earlier
     call matters. `note` says what was observed, as a clause in the past tense. `differing` names the ranks that differ,
-    if several were compared.
+    if several were compared. `sometimes` are those of the `held` that occasions need not have, although this one has
+    them: inference does not learn from a closed world that all occasions do.
     """
 
     subject: Subject
@@ -55,3 +56,4 @@ class Occasion(NamedTuple):
     site: str = ""
     note: str = ""
     differing: DifferingRanks = NONE_DIFFER
+    sometimes: Set[Property] = frozenset()

@@ -185,8 +185,8 @@ def expects_difference(prop: Property) -> bool:
 
 _ELEMENT_VERBS = {traits.element_of: verb for verb, traits in VERBS.items() if traits.element_of}
 
-_SOMETIMES = "? "
-"""Start of an element that not every occasion had."""
+SOMETIMES = "? "
+"""Start of an element that not every occasion has."""
 
 
 class ElementSet(NamedTuple):
@@ -205,13 +205,13 @@ def elements_of(prop: Property) -> ElementSet | None:
 def _elements(prop: Property) -> ElementSet:
     verb = _ELEMENT_VERBS[prop.verb]
     lines = prop.detail.split("\n")
-    allowed = frozenset(Property(verb, prop.object, line.removeprefix(_SOMETIMES)) for line in lines)
-    required = frozenset(Property(verb, prop.object, line) for line in lines if not line.startswith(_SOMETIMES))
+    allowed = frozenset(Property(verb, prop.object, line.removeprefix(SOMETIMES)) for line in lines)
+    required = frozenset(Property(verb, prop.object, line) for line in lines if not line.startswith(SOMETIMES))
     return ElementSet(allowed, required)
 
 
 def set_of(elements: ElementSet) -> Property:
     """The property of a rule about these elements, which are of one verb and object."""
     several = sorted(elements.allowed)
-    lines = [prop.detail if prop in elements.required else _SOMETIMES + prop.detail for prop in several]
+    lines = [prop.detail if prop in elements.required else SOMETIMES + prop.detail for prop in several]
     return Property(traits_of(several[0]).element_of, several[0].object, "\n".join(lines))

@@ -9,12 +9,13 @@ gradients in a window, see Note [What no gradient shows] in sources/functions/no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from traincheck.relations.parts import BACKWARD
 from traincheck.vocab.demand import GRAPH, NO_GRAD, OPERATION_NUMBERS, OPERATIONS, Demand
 from traincheck.vocab.events import PARTIAL, Reading, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from traincheck.vocab.properties import HAS, USES_NUMBER
+from traincheck.vocab.properties import HAS, SOMETIMES, USES_NUMBER
 
 _KINDS = (GRAPH, NO_GRAD)
 _SUBJECTS = frozenset(f"{kind}.{attribute}" for kind in _KINDS for attribute in (OPERATIONS, OPERATION_NUMBERS))
@@ -47,12 +48,15 @@ class Computation:
                 subject = Subject(f"{reading.kind}.{reading.attribute}", grain)
                 groups.setdefault((reading.call, subject), []).append(reading)
         for (call, subject), readings in groups.items():
-            found = [(reading.variable, _elements(HAS, subject.api, _split(reading)[1])) for reading in readings]
+            lines = {reading.variable: _split(reading)[1] for reading in readings}
+            found = [(name, _elements(HAS, subject.api, map(_plain, of_name))) for name, of_name in lines.items()]
             for variable, held in found:
                 yield Occasion(subject, (), held, frozenset(), call, (variable,))
             if all(reading.role != PARTIAL for reading in readings):
                 together = frozenset[Property]().union(*(held for _, held in found))
-                yield Occasion(subject, (), together, None, call, tuple(variable for variable, _ in found))
+                marked = (_plain(line) for line in chain(*lines.values()) if line.startswith(SOMETIMES))
+                sometimes = _elements(HAS, subject.api, marked)
+                yield Occasion(subject, (), together, None, call, tuple(lines), sometimes=sometimes)
 
     def forget(self) -> None:
         """There is no state."""
@@ -97,6 +101,10 @@ def _split(reading: Reading) -> tuple[str, list[str]]:
     """The release and the device that a description is of, and its lines."""
     origin, *lines = str(reading.value).split("\n")
     return origin, lines
+
+
+def _plain(line: str) -> str:
+    return line.removeprefix(SOMETIMES)
 
 
 def _elements(verb: str, quantity: str, lines: Iterable[str]) -> frozenset[Property]:

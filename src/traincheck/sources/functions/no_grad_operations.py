@@ -20,6 +20,12 @@ Note [Rows that no batch holds]
 A loop by hand takes batches as slices of one tensor. Their bounds are sizes, but how they lie to each other is not: a
 slice begins with the next rows, after a gap, or with rows from before. A wrong bound leaves a gap between all batches.
 
+Note [Branches]
+In a loop over samples, a branch that is taken at random leaves lines in each window, as long as batches are large. How
+often such a line occurs varies: neither the number is constant, nor the ratio to the most frequent other line of the
+function. (A smaller batch at the end of a pass changes numbers, but not ratios.) Such lines are marked, and no window
+needs them.
+
 Known limitations: other threads, processes of data loaders, compiled code, and functions that modes do not see.
 """
 
@@ -27,6 +33,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -48,6 +55,7 @@ from traincheck.vocab.bounded_cache import BoundedCache, ObjectCache
 from traincheck.vocab.demand import DESCRIBED_ALL, NO_GRAD, OPERATION_NUMBERS, OPERATIONS
 from traincheck.vocab.events import END, EVAL, LIVE, NO_CALL, PARTIAL, TRAIN, Reading
 from traincheck.vocab.facts import facts
+from traincheck.vocab.properties import SOMETIMES
 
 FULL_CALLS, OFTEN, SELDOM = 100_000, 10, 25
 """All windows are described until so many calls were seen (a second or two of work). From then on one in `SELDOM` is,
@@ -113,6 +121,7 @@ class NoGradOperations(RecorderListener):
         self._switch = switch
         self._lines: list[_Line] = []
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self._times: dict[tuple[str, str], dict[str, set[float | str]]] = {}  # by stage and function
         self._slices: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # where the last slice of a tensor ends
         self._windows: dict[str, int] = {}
         self._calls = self._all_calls = 0  # in this window, and in all
@@ -373,7 +382,7 @@ class NoGradOperations(RecorderListener):
                 by_place.setdefault(line.place, []).append(line)
         origin = f"torch {'.'.join(torch.__version__.split('.')[:2])}"
         for place, lines in by_place.items():
-            operations = sorted({line.operation for line in lines})
+            operations = sorted(self._marked(cut.stage, place, lines, whole=role == LIVE))
             numbers = sorted({number for line in lines for number in line.numbers})
             for attribute, texts in ((OPERATIONS, operations), (OPERATION_NUMBERS, numbers)):
                 text = "\n".join((origin, *texts))
@@ -384,6 +393,22 @@ class NoGradOperations(RecorderListener):
                     self._recorder.record_reading(
                         Reading(seq, NO_CALL, place, NO_GRAD, attribute, text, role, _CONTEXT)
                     )
+
+    def _marked(self, stage: str, place: str, lines: list[_Line], *, whole: bool) -> list[str]:
+        """The operations of a function in this window, marked if they are not always there, see Note [Branches]."""
+        history = self._times.setdefault((stage, place), {})
+        marked = []
+        times = Counter([line.operation for line in lines])
+        for operation, number in times.items():
+            others = max([n for name, n in times.items() if name != operation], default=0)
+            now: set[float | str] = {number}
+            if others:
+                now.add(f"{number / others:.6g} of others")
+            constant = history.setdefault(operation, now)
+            if whole:
+                constant &= now
+            marked.append(operation if constant else SOMETIMES + operation)
+        return marked
 
 
 _HANDLER = handle_torch_function.__code__
