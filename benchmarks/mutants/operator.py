@@ -32,7 +32,7 @@ _COMPUTATION = ("detaching", "loss", "masks", "axes", "dropout", "normalization"
 GENERAL = {
     "computation-differs": (
         *_COMPUTATION,
-        *("accumulation", "state", "in-place"),
+        *("accumulation", "state", "in-place", "caches"),
         *("targets", "augmentation", "replay", "initialization"),  # what is computed without gradients
     ),
     "module-differs": (*_COMPUTATION, "tying", "groups", "buffers"),
@@ -43,7 +43,16 @@ GENERAL = {
     "rate-takes-new-course": ("schedule",),
     "batches-repeat": ("data-order", "samplers", "augmentation", "worker-seeds"),
     "setting-changed": ("data-order", "samplers", "groups", "precision"),
-    "calls-follow-in-new-order": ("clearing", "stepping", "modes", "schedule", "clipping", "accumulation", "scaler"),
+    "calls-follow-in-new-order": (
+        "clearing",
+        "stepping",
+        "modes",
+        "schedule",
+        "clipping",
+        "accumulation",
+        "scaler",
+        "resume",
+    ),
 }
 """Diagnoses that compare a run with earlier ones, with the kinds of errors that each of them names."""
 

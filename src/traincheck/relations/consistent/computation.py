@@ -13,7 +13,7 @@ from itertools import chain
 
 from traincheck.relations.parts import BACKWARD
 from traincheck.vocab.demand import GRAPH, NO_GRAD, OPERATION_NUMBERS, OPERATIONS, Demand
-from traincheck.vocab.events import PARTIAL, Reading, Window, without_positions
+from traincheck.vocab.events import END, EVAL, PARTIAL, SETUP, TRAIN, Reading, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import HAS, SOMETIMES, USES_NUMBER
 
@@ -23,7 +23,10 @@ _SUBJECTS = frozenset(f"{kind}.{attribute}" for kind in _KINDS for attribute in 
 DESCRIPTIONS = Demand.of_calls(BACKWARD) | Demand.of_readings(*sorted(_SUBJECTS))
 """The demand for all descriptions, see own_runs.py."""
 
-_UNDER = " under "
+UNDER = " under "
+"""Between what computes and the release that the lines are of, in a grain."""
+
+_STAGES = {SETUP: "in the set-up", TRAIN: "in training", EVAL: "in evaluation", END: "at the end"}
 
 
 class Computation:
@@ -41,7 +44,7 @@ class Computation:
             origin, _ = _split(reading)
             place = without_positions(reading.variable)
             stage = f" ({window.stage})" if reading.kind == NO_GRAD else ""
-            grain = f"{place}{stage}{_UNDER}{origin}"
+            grain = f"{place}{stage}{UNDER}{origin}"
             if reading.attribute == OPERATION_NUMBERS:
                 yield from _of_numbers(reading, grain)
             else:
@@ -76,11 +79,12 @@ class Computation:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        place = subject.grain.partition(_UNDER)[0]
+        place = subject.grain.partition(UNDER)[0]
         if subject.api.endswith(OPERATION_NUMBERS):
             return f"{place} is as in good runs"
         if subject.api.startswith(NO_GRAD):
-            return f"{place} computes nothing without gradients but what good runs computed"
+            function, _, stage = place.rpartition(" (")
+            return f"{function} computes nothing without gradients {_STAGES[stage[:-1]]} but what good runs computed"
         return f"gradients flow through no operations of {place} but those of good runs"
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 
+from traincheck.relations.consistent.computation import UNDER
 from traincheck.relations.parts import named, number
 from traincheck.vocab.demand import DESCRIBED_ALL, GRAPH, NO_GRAD, OPERATIONS, Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Window, without_positions
@@ -53,7 +54,7 @@ def needs(subject: Subject) -> Demand:
 def describe(subject: Subject) -> str:
     """The rule as a sentence."""
     what, _, length = subject.grain.partition(_IN_A_RUN)
-    return f"a run of {length} shows everything of {what} that all good runs showed"
+    return f"a run of {length} shows everything that all good runs of this length showed of {what.partition(UNDER)[0]}"
 
 
 class WholeRuns:
