@@ -216,7 +216,7 @@ def _element_sets(
         if cells:
             counts = [(prop, count, cell) for cell in cells.values() for prop, count in cell.properties.items()]
             by_script.setdefault(tally.script, {})[run] = {prop for prop, count, _ in counts if count.held}
-            always = {prop for prop, count, cell in counts if count.closed == cell.closed}
+            always = {prop for prop, count, cell in counts if count.closed - count.sometimes == cell.closed}
             if any(count.held > count.closed for _, count, _ in counts):
                 bounded.add(tally.script)
             required[tally.script] = required.get(tally.script, always) & always

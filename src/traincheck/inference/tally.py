@@ -35,8 +35,9 @@ MAX_VALUES = 8
 class Count:
     """How often a property held and failed in one context, and in how many distinct windows it was judged.
 
-    `closed` counts those of the `held` that came from a closed world (see `Cell`). `seen` is the sketch of the windows
-    in which the property was judged, `missed` of those in which it failed explicitly.
+    `closed` counts those of the `held` that came from a closed world (see `Cell`), `sometimes` those of the `closed`
+    that no other occasion needs (see `Occasion`). `seen` is the sketch of the windows in which the property was judged,
+    `missed` of those in which it failed explicitly.
     """
 
     held: int = 0
@@ -46,12 +47,14 @@ class Count:
     latest: int = -1
     seen: int = 0
     missed: int = 0
+    sometimes: int = 0
 
     def merge(self, other: Count) -> None:
         """Add the counts of another process."""
         self.held += other.held
         self.failed += other.failed
         self.closed += other.closed
+        self.sometimes += other.sometimes
         self.windows = max(self.windows, other.windows)
         self.seen |= other.seen
         self.missed |= other.missed
@@ -94,7 +97,7 @@ class Cell:
         if not self.properties:
             return None
         counts = self.properties
-        unknown = sum(count.held for prop, count in counts.items() if prop not in elements.allowed)
+        unknown = sum(count.held - count.closed for prop, count in counts.items() if prop not in elements.allowed)
         missing = max((self.closed - counts.get(prop, _UNTOLD).closed for prop in elements.required), default=0)
         windows = max(count.windows for count in counts.values())
         return Count(held=max(count.held for count in counts.values()), failed=unknown + missing, windows=windows)
@@ -193,7 +196,8 @@ class Tally:
                 for prop in occasion.held:
                     count = _count(cell, prop, window, bit)
                     count.held += times
-                    count.closed += times * (prop not in occasion.sometimes)
+                    count.closed += times
+                    count.sometimes += times * (prop in occasion.sometimes)
                 continue
             for prop in occasion.held:
                 _count(cell, prop, window, bit).held += 1

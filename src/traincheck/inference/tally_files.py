@@ -89,6 +89,7 @@ class _Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     closed: Number
     seen: Number = 0
     missed: Number = 0
+    sometimes: Number = 0
 
 
 class _CellLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -203,6 +204,7 @@ def _cell_line(context: int, cell: Cell, property_indices: dict[Property, int], 
             count.closed,
             sketches[count.seen],
             sketches[count.missed],
+            count.sometimes,
         )
         for prop, count in cell.properties.items()
     ]
@@ -301,7 +303,13 @@ class _Reading:
 def _cell(line: _CellLine, properties: Sequence[Property], sketches: Sequence[int]) -> Cell:
     counts = {
         properties[entry.property]: Count(
-            entry.held, entry.failed, entry.windows, entry.closed, -1, sketches[entry.seen], sketches[entry.missed]
+            held=entry.held,
+            failed=entry.failed,
+            windows=entry.windows,
+            closed=entry.closed,
+            seen=sketches[entry.seen],
+            missed=sketches[entry.missed],
+            sometimes=entry.sometimes,
         )
         for entry in line.properties
     }

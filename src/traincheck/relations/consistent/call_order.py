@@ -29,6 +29,7 @@ from traincheck.vocab.properties import FOLLOWS
 
 GRAIN = "order of calls"
 START = "the start"
+THEN = ", then "
 
 DRIVING = (
     UPDATE,
@@ -98,7 +99,7 @@ class CallOrder:
             if api in (FORWARD, BACKWARD) and self._updates.get(thread):
                 yield self._updates.pop(thread)
             if last:
-                yield f"{last}, then {name}"
+                yield f"{last}{THEN}{name}"
         self._last[thread] = name
         if api == BACKWARD:
             self._backwards[thread] = self._backwards.get(thread, 0) + 1

@@ -63,6 +63,9 @@ and the first `OFTEN` of each stage."""
 MAX_CALLS = 20_000
 """A window with more calls is not described (some tenths of a second of work)."""
 
+MAX_REPORTS = 2
+"""Equal descriptions of a function that are reported. Two show that it did not happen once by chance."""
+
 MAX_MADE = 5_000
 """From so many tensors on, those that are gone are forgotten."""
 
@@ -131,7 +134,7 @@ class NoGradOperations(RecorderListener):
         self._names: BoundedCache[Any, str] = BoundedCache()
         self._places: ObjectCache[str] = ObjectCache(MAX_CODE_OBJECTS)
         self._libraries: ObjectCache[str] = ObjectCache(MAX_CODE_OBJECTS)
-        self._reported: set[tuple[str, str, str]] = set()
+        self._reported: Counter[tuple[str, str, str]] = Counter()
         self._left_out = False  # whether a window was not described
         self.enabled = True
         self.on = switch(True)
@@ -387,8 +390,8 @@ class NoGradOperations(RecorderListener):
             for attribute, texts in ((OPERATIONS, operations), (OPERATION_NUMBERS, numbers)):
                 text = "\n".join((origin, *texts))
                 key = (f"{attribute} {cut.stage} {place}", text, role)
-                if texts and key not in self._reported:
-                    self._reported.add(key)
+                if texts and self._reported[key] < MAX_REPORTS:
+                    self._reported[key] += 1
                     seq = min(max(lines[-1].seq, self._last_update), cut.seq - 1)
                     self._recorder.record_reading(
                         Reading(seq, NO_CALL, place, NO_GRAD, attribute, text, role, _CONTEXT)

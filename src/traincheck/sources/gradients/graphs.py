@@ -61,7 +61,7 @@ _LAST = 1 << 63
 _POWERS = (1, 0.5, 0.25, -0.25, -0.5, -1)
 """Powers of sizes that scale values."""
 
-_MAX_INTEGER, _MAX_DIVISOR = 8, 2
+_MAX_INTEGER, _MAX_DIVISOR = 8, 1
 """Larger integers are sizes."""
 
 
