@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EAGER = ("plain", "plain_accumulation")
 FAST = ("whole_model", "graph_break", "train_step", "step_in_a_lambda")
 SLOW = ("inductor", "reduce_overhead")
+ELSEWHERE = ("--as", "all_ways")
+"""Many ways one after the other are another program than the eager runs: other batches, and another learning rate."""
 
 
 def execute(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -56,10 +58,11 @@ def live(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str,
     is_clean(folder / "live" / "report.json")
 
 
-def recorded(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
+def recorded(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str, ...], *words: str) -> None:
     """And so where all of it is recorded."""
     assert printed_results(traincheck(folder, "collect", "-o", "full", str(PROGRAM), *ways)) == alone
-    checked = traincheck(folder, "check", "full", "-b", str(book), "--report", "json=full.json", "--fail-on", "notice")
+    command = ("check", "full", "-b", str(book), "--report", "json=full.json", "--fail-on", "notice", *words)
+    checked = traincheck(folder, *command)
     assert checked.returncode == 0, checked.stdout
     is_clean(folder / "full.json")
 
@@ -84,15 +87,15 @@ def test_all_ways(tmp_path: Path, book: Path) -> None:
     done = execute(PROGRAM.parent, sys.executable, "-c", "import compiled_ways; print(*compiled_ways.WAYS)")
     ways = tuple(way for way in done.stdout.split() if way not in (*EAGER, *SLOW))
     alone = printed_results(execute(tmp_path, sys.executable, str(PROGRAM), *ways))
-    live(tmp_path, book, alone, ways, "--budget", "1/3,first=2")
-    recorded(tmp_path, book, alone, ways)
+    live(tmp_path, book, alone, ways, *ELSEWHERE, "--budget", "1/3,first=2")
+    recorded(tmp_path, book, alone, ways, *ELSEWHERE)
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_compiler_that_is_slow(tmp_path: Path, book: Path) -> None:
     alone = printed_results(execute(tmp_path, sys.executable, str(PROGRAM), *SLOW))
-    live(tmp_path, book, alone, SLOW)
+    live(tmp_path, book, alone, SLOW, *ELSEWHERE)
 
 
 def test_a_program_that_compiles_nothing_does_not_pay_for_the_compiler(tmp_path: Path) -> None:
