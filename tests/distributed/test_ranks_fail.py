@@ -83,7 +83,10 @@ def compared(folder: Path) -> list[str]:
     with followed:
         pass
     return [
-        rule for comparison in followed.compared for rule, tried in comparison.outcome.tried.items() if tried.triggered
+        rule
+        for comparison in followed.comparisons
+        for rule, tried in comparison.outcome.tried.items()
+        if tried.triggered
     ]
 
 

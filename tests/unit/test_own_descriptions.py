@@ -209,6 +209,10 @@ def test_a_pass_goes_to_the_end_or_is_left() -> None:
             for _, batch in zip(range(3), loader, strict=False):
                 loader.step(batch)
 
+    def stops_in_the_middle(loader: Any) -> None:
+        loader.step(next(iter(loader)))
+
+    assert ends_of_passes(stops_in_the_middle) == []
     assert set(ends_of_passes(epochs)) == {AT_END}
     assert set(ends_of_passes(first_batches)) == {BEFORE_END}
     assert set(ends_of_passes(counted)) == {AT_END}

@@ -1,17 +1,18 @@
 """Whether passes over data loaders go to the end of the data: what good runs never did is a violation.
 
-A loop that begins a new pass in each step, to take its first batch, leaves all of them. The end of the run may cut a
-pass anywhere, so its last pass says nothing.
+A loop that begins a new pass in each step, to take its first batch, leaves all of them. The end of a run may cut a pass
+anywhere: a limit on steps, an error, Ctrl-C. So a pass that was left counts when the next one over its loader begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
-from traincheck.relations.parts import named, number
+from traincheck.relations.parts import calls_of, named, number
 from traincheck.relations.periodic.run_totals import BATCHES, ITER, LENGTH, NEXT
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import ANNOUNCED, END, Window
+from traincheck.vocab.events import ANNOUNCED, Call, Reading, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import PASS_ENDS
@@ -29,21 +30,31 @@ class PassEnds:
 
     def __init__(self) -> None:
         self._lengths: dict[str, float | None] = {}
+        self._left: set[str] = set()  # loaders whose last pass was left before its end
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        for reading in window.readings:
-            quantity, loader = named(reading), reading.variable
-            if quantity == LENGTH and reading.role == ANNOUNCED:
-                self._lengths[loader] = number(reading.value)
-            elif quantity == BATCHES and window.stage != END:
-                batches, length = number(reading.value), self._lengths.get(loader)
-                whole = batches is not None and length is not None and batches >= length
-                whole = whole or value_of(reading.context, "last_batch") is True
-                held = frozenset((Property(PASS_ENDS, BATCHES, AT_END if whole else BEFORE_END),))
-                yield Occasion(Subject(BATCHES, _GRAIN + loader), (), held, frozenset(), reading.call, (loader,))
+        events: list[tuple[int, Call | Reading]] = [(call.end, call) for call in calls_of(window, ITER)]
+        events += [(reading.seq, reading) for reading in window.readings if named(reading) in (BATCHES, LENGTH)]
+        for _, event in sorted(events, key=itemgetter(0)):
+            if isinstance(event, Call):
+                if event.receiver in self._left:
+                    self._left.remove(event.receiver)
+                    yield _occasion(event.receiver, BEFORE_END, event.seq)
+            elif event.role == ANNOUNCED:
+                self._lengths[event.variable] = number(event.value)
+            elif self._is_whole(event):
+                yield _occasion(event.variable, AT_END, event.call)
+            else:
+                self._left.add(event.variable)
+
+    def _is_whole(self, end: Reading) -> bool:
+        batches, length = number(end.value), self._lengths.get(end.variable)
+        all_fetched = batches is not None and length is not None and batches >= length
+        return all_fetched or value_of(end.context, "last_batch") is True
 
     def forget(self) -> None:
-        """A length that was announced stays as it is."""
+        """Windows were dropped. A length that was announced stays as it is."""
+        self._left.clear()
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -60,3 +71,8 @@ class PassEnds:
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return f"{subject.grain} go to the end of the data, or not, as in good runs"
+
+
+def _occasion(loader: str, end: str, seq: int) -> Occasion:
+    held = frozenset((Property(PASS_ENDS, BATCHES, end),))
+    return Occasion(Subject(BATCHES, _GRAIN + loader), (), held, frozenset(), seq, (loader,))
