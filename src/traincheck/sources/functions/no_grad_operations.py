@@ -50,6 +50,7 @@ from traincheck.sources.recording.frames import local_values
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
+from traincheck.sources.tensors.program_numbers import may_be_size, release, sizes_and_powers
 from traincheck.sources.tensors.reading import dtype_name
 from traincheck.vocab.bounded_cache import BoundedCache, ObjectCache
 from traincheck.vocab.demand import DESCRIBED_ALL, NO_GRAD, OPERATION_NUMBERS, OPERATIONS
@@ -296,8 +297,6 @@ class NoGradOperations(RecorderListener):
         line = f"{shown}{ending}" + (f" <- {', '.join(operands)}" if operands else "")
         if not fractions:
             return line, ()
-        from traincheck.sources.gradients.graphs import may_be_size, sizes_and_powers  # not before the first number
-
         sizes = sizes_and_powers(size for tensor in (*tensors, *made) for size in (*tensor.shape, tensor.numel()))
         return line, tuple(
             f"{name}.{key}={value:.6g}"
@@ -383,12 +382,11 @@ class NoGradOperations(RecorderListener):
         for line in self._lines if role else ():
             if line.seq < end:
                 by_place.setdefault(line.place, []).append(line)
-        origin = f"torch {'.'.join(torch.__version__.split('.')[:2])}"
         for place, lines in by_place.items():
             operations = sorted(self._marked(cut.stage, place, lines, whole=role == LIVE))
             numbers = sorted({number for line in lines for number in line.numbers})
             for attribute, texts in ((OPERATIONS, operations), (OPERATION_NUMBERS, numbers)):
-                text = "\n".join((origin, *texts))
+                text = "\n".join((release(), *texts))
                 key = (f"{attribute} {cut.stage} {place}", text, role)
                 if texts and self._reported[key] < MAX_REPORTS:
                     self._reported[key] += 1

@@ -78,13 +78,13 @@ class GraphSource:
             losses = [loss for loss in several if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
             if not losses:
                 return
-            from traincheck.sources.gradients.graphs import describe  # not before the first backward
+            from traincheck.sources.gradients.graphs import describe  # neither before the first backward
+            from traincheck.sources.tensors.program_numbers import release
 
             described, nodes = describe([loss.grad_fn for loss in losses], self._module_calls.spans, self._catalog)
             self._described_nodes += nodes
-            version = ".".join(torch.__version__.split(".")[:2])
             mode = ", compiled" if self._recorder.has_compiled_code else ""
-            origin = f"torch {version}, {losses[0].device.type}{mode}"
+            origin = f"{release()}, {losses[0].device.type}{mode}"
             texts = {
                 (path, attribute, "\n".join((origin, *lines))): None
                 for path, *both in described

@@ -34,6 +34,7 @@ import torch
 from traincheck.sources.gradients.graph_contents import expected_tokens, mask_form, unpacked
 from traincheck.sources.modules.module_calls import Span
 from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.tensors.program_numbers import MAX_INTEGER, may_be_size, sizes_and_powers
 from traincheck.vocab.events import without_positions
 
 PROGRAM = "program"
@@ -58,11 +59,6 @@ _FACTORS = ("alpha", "beta")
 
 _LAST = 1 << 63
 """Attributes are unsigned: from here on they stand for negative numbers."""
-_POWERS = (1, 0.5, 0.25, -0.25, -0.5, -1)
-"""Powers of sizes that scale values."""
-
-_MAX_INTEGER, _MAX_DIVISOR = 8, 1
-"""Larger integers are sizes."""
 
 
 class Lines(NamedTuple):
@@ -300,18 +296,11 @@ def _plain(value: Any) -> str | None:
         return str(value)
     if type(value) is int:
         value = value - 2 * _LAST if value >= _LAST else value
-        return str(value) if abs(value) <= _MAX_INTEGER else None
+        return str(value) if abs(value) <= MAX_INTEGER else None
     if isinstance(value, tuple) and value and all(type(item) in (int, bool) for item in value):
         items = [_plain(item) for item in value]
         return None if None in items else f"[{' '.join(map(str, items))}]"
     return None
-
-
-def may_be_size(value: float, sizes: frozenset[float], *, divides: bool) -> bool:
-    """Whether a number may follow from `sizes_and_powers`. A whole divisor may count anything in a batch."""
-    if value.is_integer() and abs(value) > (_MAX_DIVISOR if divides else _MAX_INTEGER):
-        return True
-    return value not in (0, 1, -1, 2, 0.5) and float(f"{value:.6g}") in sizes
 
 
 def _sizes_of(nodes: Iterable[Any]) -> frozenset[float]:
@@ -323,12 +312,6 @@ def _sizes_of(nodes: Iterable[Any]) -> frozenset[float]:
             sizes.update(shape)
             sizes.add(math.prod(shape))
     return sizes_and_powers(sizes)
-
-
-def sizes_and_powers(sizes: Iterable[int]) -> frozenset[float]:
-    """The sizes, and the numbers that follow from them by `_POWERS`, for `may_be_size`."""
-    derived = {size**power for size in set(sizes) if size > 0 for power in _POWERS}
-    return frozenset(float(f"{number:.6g}") for number in derived)
 
 
 def _dtype_of(node: Any) -> str:
