@@ -8,14 +8,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
-from traincheck.sources.checkpoints.saved_entries import SavedEntries
 from traincheck.sources.checkpoints.saved_state import SavedStateReadings
 from traincheck.sources.checkpoints.state_dicts import (
     Candidate,
@@ -34,8 +33,11 @@ from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import CHECKPOINT, ENTRIES, Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, SAVED
+
+if TYPE_CHECKING:
+    from traincheck.sources.checkpoints.saved_entries import SavedEntries
 
 MAX_STATE_DICT_MODULES = 16
 """Modules remembered for a recent `state_dict` call; more of them are layers of a model saved piece by piece."""
@@ -82,10 +84,11 @@ class CheckpointSource:
         self._demand = demand
         self._recorder = recorder
         self._states = SavedStateReadings(self._catalog, demand, recorder)
-        self._entries = SavedEntries(demand, recorder)
+        self._describes_entries = demand.takes_reading(CHECKPOINT, ENTRIES)
+        self._entries: SavedEntries | None = None
         self._settings = OptimizerReadings(self._catalog, demand, recorder)
         self._undo = undo = UndoStack()
-        recorder.after_gap(self.name, self._entries.report_again, undo=undo, repeatable=True)
+        recorder.after_gap(self.name, self._report_entries_again, undo=undo, repeatable=True)
         self._safetensors = False
         if demand.records_call(SAVE):
             replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
@@ -135,7 +138,11 @@ class CheckpointSource:
 
     def _record_saved(self, call: OpenCall, saved: Any, target: Any) -> None:
         """Record what is saved to `target`: its entries, and each state of a living module in it."""
-        if self._entries.enabled:
+        if self._describes_entries:
+            if self._entries is None:
+                from traincheck.sources.checkpoints.saved_entries import SavedEntries  # not before the first save
+
+                self._entries = SavedEntries(self._recorder)
             with hidden_from_modes():
                 self._entries.record(call.seq, saved, target)
         if not self._states.should_read:
@@ -152,6 +159,9 @@ class CheckpointSource:
                     others.append(mapping)
             for matched in self._match_modules(others):
                 self._states.record(call.seq, matched, SAVED)
+
+    def _report_entries_again(self) -> None:
+        self._entries = None
 
     def _match_modules(self, others: list[Mapping[str, Any]]) -> Iterator[ModuleState]:
         """Match mappings that no known `state_dict` call returned with living modules.

@@ -17,7 +17,7 @@ import torch
 
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import form_of
-from traincheck.vocab.demand import CHECKPOINT, ENTRIES, Demand
+from traincheck.vocab.demand import CHECKPOINT, ENTRIES
 from traincheck.vocab.events import SAVED, Reading, without_positions
 from traincheck.vocab.facts import facts
 
@@ -35,14 +35,9 @@ _NUMBERS = re.compile(r"\d+(\.\d+)*")
 class SavedEntries:
     """Takes a reading for each file and set of entries that is new."""
 
-    def __init__(self, demand: Demand, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._reported: set[tuple[str, tuple[str, ...]]] = set()
-        self.enabled = demand.takes_reading(CHECKPOINT, ENTRIES)
-
-    def report_again(self) -> None:
-        """Report entries again that were reported before."""
-        self._reported.clear()
 
     def record(self, call: int, saved: Any, target: Any) -> None:
         """Describe what is saved to `target` (a path or a file) in `call`. Call under `hidden_from_modes`."""

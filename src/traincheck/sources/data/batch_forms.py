@@ -20,7 +20,7 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import form_of, hidden_from_modes
 from traincheck.sources.tensors.value_facts import readable_memory
-from traincheck.vocab.demand import BATCH, FORM, WITH_GRADIENTS, WITHOUT_GRADIENTS, Demand
+from traincheck.vocab.demand import BATCH, FORM, WITH_GRADIENTS, WITHOUT_GRADIENTS
 from traincheck.vocab.events import Reading
 from traincheck.vocab.facts import facts
 
@@ -38,15 +38,10 @@ _RANGES = ((0.0, 1.0, "0 to 1"), (-1.0, 1.0, "-1 to 1"), (0.0, math.inf, "no neg
 class BatchForms:
     """Takes a reading for each model and form of its input that is new."""
 
-    def __init__(self, demand: Demand, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._calls: dict[tuple[str, bool], int] = {}
         self.forget_reported()
-        self.set_demand(demand)
-
-    def set_demand(self, demand: Demand) -> None:
-        """Take the readings that `demand` requests from now on."""
-        self._enabled = demand.takes_reading(BATCH, FORM)
 
     def forget_reported(self) -> None:
         """Report forms again that were reported before."""
@@ -54,7 +49,7 @@ class BatchForms:
 
     def should_read(self, model: str, *, learns: bool) -> bool:
         """Whether to describe this call of the model. `learns`: gradients are on."""
-        if not self._enabled or torch.jit.is_tracing():
+        if torch.jit.is_tracing():
             return False
         number = self._calls[model, learns] = self._calls.get((model, learns), 0) + 1
         return number <= OFTEN or number % SELDOM == 0

@@ -44,13 +44,12 @@ from torch.overrides import handle_torch_function
 
 import traincheck.sources
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.recording.api_names import function_name
+from traincheck.sources.recording.api_names import function_name, release
 from traincheck.sources.recording.call_sites import MAX_CODE_OBJECTS, qualified_name
 from traincheck.sources.recording.frames import local_values
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
-from traincheck.sources.tensors.program_numbers import may_be_size, release, sizes_and_powers
 from traincheck.sources.tensors.reading import dtype_name
 from traincheck.vocab.bounded_cache import BoundedCache, ObjectCache
 from traincheck.vocab.demand import DESCRIBED_ALL, NO_GRAD, OPERATION_NUMBERS, OPERATIONS
@@ -297,6 +296,11 @@ class NoGradOperations(RecorderListener):
         line = f"{shown}{ending}" + (f" <- {', '.join(operands)}" if operands else "")
         if not fractions:
             return line, ()
+        from traincheck.sources.tensors.program_numbers import (  # seldom needed at the start
+            may_be_size,
+            sizes_and_powers,
+        )
+
         sizes = sizes_and_powers(size for tensor in (*tensors, *made) for size in (*tensor.shape, tensor.numel()))
         return line, tuple(
             f"{name}.{key}={value:.6g}"

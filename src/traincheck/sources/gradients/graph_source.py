@@ -11,6 +11,7 @@ import torch
 
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.api_names import release
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
@@ -78,8 +79,7 @@ class GraphSource:
             losses = [loss for loss in several if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
             if not losses:
                 return
-            from traincheck.sources.gradients.graphs import describe  # neither before the first backward
-            from traincheck.sources.tensors.program_numbers import release
+            from traincheck.sources.gradients.graphs import describe  # not before the first backward
 
             described, nodes = describe([loss.grad_fn for loss in losses], self._module_calls.spans, self._catalog)
             self._described_nodes += nodes

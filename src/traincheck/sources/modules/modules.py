@@ -10,13 +10,12 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import FrameType, FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.data.batch_forms import BatchForms
 from traincheck.sources.data.batches import BatchReadings
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.modules.live_modules import has_parameters, unwrap_compiled
@@ -39,7 +38,7 @@ from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_finge
 from traincheck.sources.tensors.value_facts import readable_memory
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import kinds_of_module
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import BATCH, FORM, Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
 from traincheck.vocab.facts import Facts, facts, merged
 
@@ -47,6 +46,9 @@ BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
 NAMING = "variables"
 """The source name for faults in finding modules. All sources need names, even if module calls cannot be observed."""
 
+
+if TYPE_CHECKING:
+    from traincheck.sources.data.batch_forms import BatchForms
 
 _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
 """One object for each flag, because the trace stores equal objects once."""
@@ -101,7 +103,7 @@ class ModuleSource:
         self._depth = _Depth()
         self._classes: BoundedCache[type, _ClassRequest] = BoundedCache()
         self._batches: BatchReadings
-        self._forms: BatchForms
+        self._forms: BatchForms | None = None
 
     def offers(self) -> str | None:
         return None
@@ -112,13 +114,12 @@ class ModuleSource:
         self._classes.clear()
         if recorder.reattaching:
             self._batches.set_demand(demand)
-            self._forms.set_demand(demand)
         else:
             self._batches = BatchReadings(demand, recorder)
-            self._forms = BatchForms(demand, recorder)
         undo = UndoStack()
         recorder.on_detach(undo, self._summaries.forget)
-        recorder.after_gap(self.name, self._forms.forget_reported, undo=undo, repeatable=True)
+        self._describes_inputs = demand.takes_reading(BATCH, FORM)
+        recorder.after_gap(self.name, self._report_inputs_again, undo=undo, repeatable=True)
         guarded = recorder.guarded
         self._catalog.live_modules.attach(
             undo, functools.partial(guarded, NAMING, always=True), again=recorder.reattaching
@@ -181,11 +182,23 @@ class ModuleSource:
             before = self._summaries.record_arguments(call, request, args, keywords)
         if parametric and training and learns and self._batches.should_read:
             self._batches.read(call.seq, call.receiver, module, args, keywords_of_call(recorder))
-        if parametric and self._forms.should_read(call.receiver, learns=learns):
-            self._forms.read(call.seq, call.receiver, args, keywords_of_call(recorder), learns=learns)
+        if parametric and self._describes_inputs:
+            forms = self._forms or self._begin_forms()
+            if forms.should_read(call.receiver, learns=learns):
+                forms.read(call.seq, call.receiver, args, keywords_of_call(recorder), learns=learns)
         if of_class.reads_buffers and module._buffers:
             buffers = self._read_buffers(module)
         opened.append((call, of_class, before, buffers, id(sys.exc_info()[1])))
+
+    def _begin_forms(self) -> BatchForms:
+        from traincheck.sources.data.batch_forms import BatchForms  # not before the first call of a model
+
+        self._forms = BatchForms(self._recorder)
+        return self._forms
+
+    def _report_inputs_again(self) -> None:
+        if self._forms is not None:
+            self._forms.forget_reported()
 
     def _ends(self, module: nn.Module, args: Any, output: Any, ended: int) -> None:
         opened, flags, recorder = self._depth.modules, self._call_context.training_flags, self._recorder

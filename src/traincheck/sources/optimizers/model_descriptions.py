@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
+from traincheck.sources.modules.module_attributes import ModuleAttributes
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import SOURCE, settings
+from traincheck.sources.optimizers.parameter_treatment import ParameterTreatment
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import MODEL, MODULES, PARAMETERS, Demand
+from traincheck.vocab.demand import MODEL, MODULES, PARAMETERS
 from traincheck.vocab.events import Reading
 from traincheck.vocab.facts import FactValue, facts
 
@@ -25,55 +28,43 @@ _CONTEXT = facts(kind=MODEL)
 class ModelDescriptions:
     """Takes a reading for each model whose description is new."""
 
-    def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
+    def __init__(self, catalog: VariableCatalog, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
         self._first_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
-        self._module_attributes: Any = None  # neither is imported before the first update
-        self._treatment: Any = None
-        self.set_demand(demand)
+        self._module_attributes = ModuleAttributes()
+        self._treatment = ParameterTreatment(catalog)
         self.forget_reported()
-
-    def set_demand(self, demand: Demand) -> None:
-        """From now on take the readings that `demand` requests."""
-        self._described = [name for name in (PARAMETERS, MODULES) if demand.takes_reading(MODEL, name)]
 
     def forget_reported(self) -> None:
         """Report all descriptions again at the next update."""
         self._reported: set[tuple[str, str, tuple[str, ...]]] = set()
         self._updates = 0
 
-    def update_begins(self, call: int) -> None:
-        """Describe the models, if this is an update at which they are described."""
-        if not self._described:
-            return
+    def update_begins(self, call: int, attributes: Sequence[str]) -> None:
+        """Describe these attributes of the models, if this is an update at which they are described."""
         self._updates += 1
         if self._updates <= OFTEN or self._updates % SELDOM == 0:
-            self._describe_models(call)
+            self._describe_models(call, attributes)
 
-    def _describe_models(self, call: int) -> None:
-        from traincheck.sources.modules.module_attributes import ModuleAttributes
-        from traincheck.sources.optimizers.parameter_treatment import ParameterTreatment
-
-        if self._module_attributes is None:
-            self._module_attributes, self._treatment = ModuleAttributes(), ParameterTreatment(self._catalog)
+    def _describe_models(self, call: int, attributes: Sequence[str]) -> None:
         with hidden_from_modes():
-            new = self._treatment.first_values() if PARAMETERS in self._described else {}
+            new = self._treatment.first_values() if PARAMETERS in attributes else {}
 
             def conclude(fetched: list[int | None], next_seq: NextSeq) -> None:
                 self._treatment.keep_first_values(dict(zip(new, fetched, strict=True)))
-                self._report(call, next_seq)
+                self._report(call, attributes, next_seq)
 
             self._recorder.transfers.when_ready(SOURCE, list(new.values()), conclude, events=MAX_MODELS)
 
-    def _report(self, call: int, next_seq: NextSeq) -> None:
+    def _report(self, call: int, attributes: Sequence[str], next_seq: NextSeq) -> None:
         """Report the descriptions that are new."""
         descriptions: dict[str, dict[str, tuple[str, ...]]] = {}
         with hidden_from_modes():
             groups_by_optimizer = {name: self._at_first(optimizer) for name, optimizer in self._catalog.optimizers()}
-            if PARAMETERS in self._described:
+            if PARAMETERS in attributes:
                 descriptions[PARAMETERS] = self._treatment.describe(groups_by_optimizer)
-            if MODULES in self._described:
+            if MODULES in attributes:
                 descriptions[MODULES] = self._module_attributes.describe(self._catalog)
         new = [
             (attribute, model, lines)

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -22,7 +22,6 @@ from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.optimizers import parameter_changes
 from traincheck.sources.optimizers.hyperparameters import KEYS, OptimizerReadings, settings
 from traincheck.sources.optimizers.master_copies import MasterCopies
-from traincheck.sources.optimizers.model_descriptions import ModelDescriptions
 from traincheck.sources.optimizers.optimizer_state_changes import OptimizerStateChanges, representatives
 from traincheck.sources.optimizers.running_updates import (
     RunningUpdate,
@@ -42,9 +41,12 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.demand import COMPUTATION, SOME_STATE, Demand
+from traincheck.vocab.demand import COMPUTATION, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
+
+if TYPE_CHECKING:
+    from traincheck.sources.optimizers.model_descriptions import ModelDescriptions
 
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
 
@@ -62,7 +64,7 @@ class OptimizerSource(RecorderListener):
         self._may_step = may_step
         self._open: list[RunningUpdate] = []
         self._readings: OptimizerReadings
-        self._models: ModelDescriptions
+        self._models: ModelDescriptions | None = None
         self._state_changes = OptimizerStateChanges()
         self._living: dict[str, weakref.ref[Any]] = {}
 
@@ -74,11 +76,10 @@ class OptimizerSource(RecorderListener):
         self._recorder = recorder
         if recorder.reattaching:
             self._readings.set_demand(demand)
-            self._models.set_demand(demand)
         else:
             self._readings = OptimizerReadings(self._catalog, demand, recorder)
-            self._models = ModelDescriptions(self._catalog, demand, recorder)
             self._master_copies = MasterCopies(self._gradients, recorder)
+        self._describes_models = [name for name in (PARAMETERS, MODULES) if demand.takes_reading(MODEL, name)]
         self._records_steps = demand.has_other_than(COMPUTATION)  # another source records computations
         self._replicas = ReplicaReadings(demand, recorder)
         self._report_master_copies = report = recorder.guarded(self.name, self._master_copies.report)
@@ -86,7 +87,7 @@ class OptimizerSource(RecorderListener):
         recorder.at_end(lambda: report(TRAIN))
         undo = UndoStack()
         recorder.after_gap(self.name, self._readings.forget_reported, undo=undo, repeatable=True)
-        recorder.after_gap(self.name, self._models.forget_reported, undo=undo, repeatable=True)
+        recorder.after_gap(self.name, self._report_models_again, undo=undo, repeatable=True)
         recorder.after_gap(self.name, self._catalog.refresh_holders, undo=undo)
         recorder.after_gap(self.name, self._state_changes.forget, undo=undo)
         recorder.on_detach(undo, self._living.clear)
@@ -108,6 +109,10 @@ class OptimizerSource(RecorderListener):
         )
         replace(undo, Optimizer, "zero_grad", lambda clear: observed(recorder.hooks.without_mode(clear)))
         return undo
+
+    def _report_models_again(self) -> None:
+        if self._models is not None:
+            self._models.forget_reported()
 
     def window_closing(self, cut: Cut) -> None:
         self._report_master_copies(cut.stage)
@@ -196,7 +201,12 @@ class OptimizerSource(RecorderListener):
             if data and self._replicas.should_read:
                 self._replicas.step_begins(held, data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
-        self._models.update_begins(call.seq)
+        if self._describes_models:
+            if self._models is None:
+                from traincheck.sources.optimizers.model_descriptions import ModelDescriptions  # not before an update
+
+                self._models = ModelDescriptions(catalog, recorder)
+            self._models.update_begins(call.seq, self._describes_models)
         return call, before
 
     def _state_indices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -30,6 +31,12 @@ def main_name() -> str:
         return str(spec.name).removesuffix(".__main__")
     file = getattr(main, "__file__", None)
     return Path(file).stem if file else "main"
+
+
+@functools.cache
+def release() -> str:
+    """The release of torch, as descriptions of what a program computes begin: `torch 2.13`."""
+    return f"torch {'.'.join(torch.__version__.split('.')[:2])}"
 
 
 _class_names: BoundedCache[type, str] = BoundedCache()

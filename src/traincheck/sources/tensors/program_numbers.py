@@ -6,10 +6,7 @@ another batch size or width would change.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-
-import torch
 
 MAX_INTEGER, MAX_DIVISOR = 8, 1
 """Larger integers are sizes. A whole divisor may count anything in a batch, or the micro-batches of an update."""
@@ -29,9 +26,3 @@ def sizes_and_powers(sizes: Iterable[int]) -> frozenset[float]:
     """The sizes, and the numbers that follow from them by `_POWERS`."""
     derived = {size**power for size in set(sizes) if size > 0 for power in _POWERS}
     return frozenset(float(f"{number:.6g}") for number in derived)
-
-
-@functools.cache
-def release() -> str:
-    """The release of torch, which chooses the operations: `torch 2.13`. It begins each description."""
-    return f"torch {'.'.join(torch.__version__.split('.')[:2])}"
