@@ -107,21 +107,40 @@ def test_equal_constants_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (torch.rand(4, 3), "float32 of 2 dimensions, 0 to 1"),
-        (torch.rand(4, 3) * 2 - 1, "float32 of 2 dimensions, -1 to 1"),
-        (torch.rand(4, 3) * 255, "float32 of 2 dimensions, no negative"),
-        (torch.linspace(-3, 3, 12).reshape(4, 3), "float32 of 2 dimensions, any"),
-        (torch.zeros(4, 3), "float32 of 2 dimensions, all equal"),
-        (torch.full((4, 3), torch.inf), "float32 of 2 dimensions, not finite"),
-        (torch.rand(2, 3), "float32 of 2 dimensions"),  # too few elements
-        (torch.rand(2, 4, 3), "float32 of 3 dimensions, 0 to 1"),
+        (torch.rand(4, 3), "0 to 1"),
+        (torch.rand(4, 3) * 2 - 1, "-1 to 1"),
+        (torch.rand(4, 3) * 255, "no negative value"),
+        (torch.linspace(-3, 3, 12).reshape(4, 3), "any value"),
+        (torch.zeros(4, 3), "all equal"),
+        (torch.full((4, 3), torch.inf), "not finite"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_form_of_an_input(rows: torch.Tensor, words: str) -> None:
-    assert described(lambda: update(Net(), rows), "batch.form") == [("Net", {"with gradients", f"input 1 is {words}"})]
-    by_name = described(lambda: update(Net(), {"rows": rows}), "batch.form")
-    assert by_name == [("Net", {"with gradients", f"input 1[rows] is {words}"})]
+def test_the_range_of_an_input_counts_from_the_third_call_on(rows: torch.Tensor, words: str) -> None:
+    def train(x: Any) -> Callable[[], object]:
+        return lambda: [update(net, x) for net in [Net()] for _ in range(3)]
+
+    form = {"with gradients", "input 1 is float32 of 2 dimensions"}
+    assert described(train(rows), "batch.form") == [("Net", form), ("Net", {*form, f"input 1 ranges over {words}"})]
+    form = {"with gradients", "input 1[rows] is float32 of 2 dimensions"}
+    by_name = described(train({"rows": rows}), "batch.form")
+    assert by_name == [("Net", form), ("Net", {*form, f"input 1[rows] ranges over {words}"})]
+
+
+def test_the_range_is_that_of_all_calls_so_far() -> None:
+    def train() -> None:
+        net = Net()
+        for scale in (-0.5, 300.0, 0.5, 0.5):
+            update(net, torch.rand(4, 3) * scale)
+
+    assert described(train, "batch.form")[1:] == [
+        ("Net", {"with gradients", "input 1 is float32 of 2 dimensions", "input 1 ranges over any value"})
+    ]
+
+
+def test_few_elements_have_no_range() -> None:
+    few = described(lambda: [update(net, torch.rand(2, 3)) for net in [Net()] for _ in range(4)], "batch.form")
+    assert few == [("Net", {"with gradients", "input 1 is float32 of 2 dimensions"})]
 
 
 def test_calls_without_gradients_are_described_apart() -> None:
@@ -130,11 +149,10 @@ def test_calls_without_gradients_are_described_apart() -> None:
         for _ in range(3):
             update(net, torch.rand(4, 3))
         with torch.no_grad():
-            net(torch.rand(4, 3) * 255)
+            net(torch.rand(2, 4, 3))
 
-    assert described(evaluate, "batch.form") == [
-        ("Net", {"with gradients", "input 1 is float32 of 2 dimensions, 0 to 1"}),
-        ("Net", {"without gradients", "input 1 is float32 of 2 dimensions, no negative"}),
+    assert [lines for _, lines in described(evaluate, "batch.form")][2:] == [
+        {"without gradients", "input 1 is float32 of 3 dimensions"}
     ]
 
 

@@ -1,8 +1,11 @@
 """Describes what a model is called with: names, dtypes, numbers of dimensions, and the range of the values.
 
 Sizes are left out, because another batch size or width must not change a line. Of the values, only their range counts:
-`0 to 1`, `-1 to 1`, `no negative` or `any`, or that all elements are equal or some are not finite. It tells pixels that
-were not scaled, inputs that were not normalised, and an input that is constant.
+`0 to 1`, `-1 to 1`, `no negative value` or `any value`, or that all elements are equal or some are not finite. It shows
+pixels that were not scaled, inputs that were not normalised, and an input that is constant.
+
+The range is that of all described calls so far, from the third on. A single batch may have no negative value by chance,
+and what one model makes for another (the samples of a generator) has another range in each step.
 """
 
 from __future__ import annotations
@@ -31,8 +34,17 @@ OFTEN, SELDOM = 5, 25
 MIN_ELEMENTS = 8
 """The range of fewer elements is chance."""
 
+LEAST_CALLS = 3
+"""Calls that are described before the range counts."""
+
 _CONTEXT = facts(kind=BATCH)
-_RANGES = ((0.0, 1.0, "0 to 1"), (-1.0, 1.0, "-1 to 1"), (0.0, math.inf, "no negative"), (-math.inf, math.inf, "any"))
+_Ends = tuple[float, float]
+_RANGES = (
+    (0.0, 1.0, "0 to 1"),
+    (-1.0, 1.0, "-1 to 1"),
+    (0.0, math.inf, "no negative value"),
+    (-math.inf, math.inf, "any value"),
+)
 
 
 class BatchForms:
@@ -41,6 +53,7 @@ class BatchForms:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._calls: dict[tuple[str, bool], int] = {}
+        self._ends: dict[tuple[str, bool, str], _Ends] = {}  # by model, whether gradients are on, and name of the input
         self.forget_reported()
 
     def forget_reported(self) -> None:
@@ -66,12 +79,17 @@ class BatchForms:
         """Describe what the model gets in `call`."""
         with hidden_from_modes():
             tensors = list(_named_tensors(args, keywords))
-            ranges = [_range_of(tensor) for _, tensor in tensors]
-            begins = [f"{name} is {form_of(tensor)}" for name, tensor in tensors]
+            names = [name for name, _ in tensors]
+            forms = {f"{name} is {form_of(tensor)}" for name, tensor in tensors}
+            ranged = self._calls[model, learns] >= LEAST_CALLS
 
-            def conclude(fetched: list[str], next_seq: NextSeq) -> None:
-                described = {f"{begin}, {span}" if span else begin for begin, span in zip(begins, fetched, strict=True)}
-                lines = tuple(sorted(described))
+            def conclude(fetched: list[_Ends | None], next_seq: NextSeq) -> None:
+                ranges = {
+                    f"{name} ranges over {self._widened((model, learns, name), ends)}"
+                    for name, ends in zip(names, fetched, strict=True)
+                    if ends is not None
+                }
+                lines = tuple(sorted(forms | ranges if ranged else forms))
                 key = model, learns, lines
                 if lines and key not in self._reported:
                     self._reported.add(key)
@@ -79,7 +97,16 @@ class BatchForms:
                     reading = Reading(next_seq(), call, model, BATCH, FORM, text, context=_CONTEXT)
                     self._recorder.record_reading(reading)
 
-            self._recorder.transfers.when_ready(SOURCE, ranges, conclude, events=1)
+            self._recorder.transfers.when_ready(SOURCE, [_ends_of(tensor) for _, tensor in tensors], conclude, events=1)
+
+    def _widened(self, key: tuple[str, bool, str], ends: _Ends) -> str:
+        """The range of an input in words, with the values of this call."""
+        low, high = self._ends.get(key, ends)
+        numbers = (low, high, *ends)
+        self._ends[key] = ends = (
+            (min(numbers), max(numbers)) if all(map(math.isfinite, numbers)) else (math.nan, math.nan)
+        )
+        return _in_words(*ends)
 
 
 def _named_tensors(args: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -96,17 +123,17 @@ def _named_tensors(args: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator
             yield from ((f"{name}[{key}]", item) for key, item in entries if isinstance(item, torch.Tensor))
 
 
-def _range_of(tensor: torch.Tensor) -> str | DeferredValue:
-    """The range of the values in words, perhaps deferred; empty if it says nothing."""
+def _ends_of(tensor: torch.Tensor) -> _Ends | DeferredValue | None:
+    """The lowest and the highest value, perhaps deferred; None if they say nothing."""
     memory = readable_memory(tensor)
     if memory is None or memory.numel() < MIN_ELEMENTS or memory.dtype is torch.bool or memory.is_complex():
-        return ""
+        return None
     if memory.is_floating_point() and memory.element_size() < 2:
-        return ""
+        return None
     ends = memory.aminmax()
     if is_on_host(memory):
-        return _in_words(ends.min.item(), ends.max.item())
-    return DeferredValue((ends.min, ends.max), _in_words)
+        return ends.min.item(), ends.max.item()
+    return DeferredValue((ends.min, ends.max), lambda low, high: (low, high))
 
 
 def _in_words(low: float, high: float) -> str:
