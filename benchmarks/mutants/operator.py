@@ -36,7 +36,7 @@ GENERAL = {
         *("targets", "augmentation", "replay", "initialization"),  # what is computed without gradients
     ),
     "module-differs": (*_COMPUTATION, "tying", "groups", "buffers"),
-    "parameters-treated-differently": ("freezing", "groups", "tying", "buffers"),
+    "parameters-treated-differently": ("freezing", "groups", "tying", "buffers", "targets"),
     "checkpoint-differs-from-good-runs": ("checkpoints", "resume", "buffers"),
     "batch-differs": ("augmentation", "precision"),
     "passes-left-early": ("data-order", "samplers"),
@@ -51,6 +51,7 @@ GENERAL = {
         "clipping",
         "accumulation",
         "scaler",
+        "checkpoints",
         "resume",
     ),
 }

@@ -178,7 +178,7 @@ def seed_set_each_epoch(script: Script) -> Mutants:
                 break
 
 
-@operator("data-order")
+@operator("data-order", "computation-differs")
 def batch_slice_too_short(script: Script) -> Mutants:
     """The slice of a batch ends one sample too early, so some samples are never used."""
     for node in script.walk(ast.Slice):
