@@ -324,6 +324,27 @@ def test_no_rule_rests_on_a_single_run() -> None:
     assert rules_about_runs(run_of(12, 2), run_of(200, 2)) == []
 
 
+def test_what_is_left_to_chance_is_never_needed() -> None:
+    """A random box cuts other rows in each run; two of its bounds in all of them are chance."""
+
+    def run(bounds: list[int]) -> list[Window]:
+        (window,) = from_text(f"window train step=1\n  {CLEAR}")
+        readings = [
+            Reading(seq, NO_CALL, "train.cut", "no_grad", "operations", f"torch 2.13\n__getitem__([{bound}:])")
+            for seq, bound in enumerate(bounds * 2)
+        ]
+        end = [
+            Reading(100, NO_CALL, "run", "run", "steps", 12),
+            Reading(101, NO_CALL, "run", "no_grad", "described_all", True),
+        ]
+        return [replace(window, readings=(*readings, *end))]
+
+    steady = [rule.subject.grain for rule in rules_about_runs(run([1, 2]), run([1, 2, 3]), run([1, 2, 3]))]
+    random = [rule.subject.grain for rule in rules_about_runs(run([1, 2, 4]), run([1, 2, 5]), run([1, 2, 6]))]
+    assert any(grain.startswith("train.cut under torch 2.13") for grain in steady)
+    assert not any(grain.startswith("train.cut under torch 2.13") for grain in random)
+
+
 def test_the_readings_at_the_end_of_a_run() -> None:
     with observing(RUNS | Demand.of_calls("torch.optim.Optimizer.step")) as seen:
         update(Net(), torch.randn(4, 3))

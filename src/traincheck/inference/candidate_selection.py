@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -194,6 +194,9 @@ class _Candidate:
         self.journal.add(Entry(self.relation, self.sentence, condition, DROPPED, reason, runs, steps, held, failed))
 
 
+MAX_NEW_SHARE = 0.2
+"""The share of elements that may be seen in one run only, where a rule says which ones have to be there."""
+
 MIN_RUNS = 3
 """Runs that have to agree before one that was approved may add to what they showed."""
 
@@ -223,9 +226,9 @@ def _element_sets(
             occasions[tally.script] = occasions.get(tally.script, 0) + sum(cell.closed for cell in cells.values())
     for script, runs in sorted(by_script.items()):
         if script not in bounded:
-            runs = {run: props & required[script] for run, props in runs.items()}
-            if not required[script]:
+            if not required[script] or _is_left_to_chance(runs.values()):
                 continue
+            runs = {run: props & required[script] for run, props in runs.items()}
         known = frozenset().union(*runs.values())
         prop = set_of(ElementSet(known, frozenset(required[script])))
         sentence = relation.describe(subject, prop)
@@ -254,6 +257,11 @@ def _element_sets(
             origin=(script,),
             program=script,
         )
+
+
+def _is_left_to_chance(runs: Collection[set[Property]]) -> bool:
+    """Whether much of what runs showed was seen in one of them only. Then what all of them showed may be chance."""
+    return len(_shown_by_one(runs)) > MAX_NEW_SHARE * len(set().union(*runs))
 
 
 def _shown_by_one(runs: Iterable[set[Property]]) -> set[Property]:
