@@ -135,10 +135,12 @@ def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], o
 
 
 def _with_other_batch_size(clean: CorpusProgram, books: Mapping[str, Book], run: Path) -> dict[str, Report]:
-    """The report on a clean run with another batch size; none where the program does not run with it."""
+    """The report on a clean run with another batch size; none where the program does not run or learn with it."""
     size = max(2, clean.batch_size * 5 // 8)
-    code, _ = record(clean.program, run, ("--batch-size", str(size), "--seed", str(clean.seed % 100 + 4000)))
-    reports = {} if code else {OWN_OTHER_BATCH: _reports(run, {OWN: books[OWN]})[OWN]}
+    code, output = record(clean.program, run, ("--batch-size", str(size), "--seed", str(clean.seed % 100 + 4000)))
+    reports = (
+        {} if code or PlainRun(0, 0.0, output).problem else {OWN_OTHER_BATCH: _reports(run, {OWN: books[OWN]})[OWN]}
+    )
     shutil.rmtree(run, ignore_errors=True)
     return reports
 
