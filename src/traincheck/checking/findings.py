@@ -128,9 +128,7 @@ def _finding(leader: _RuleHistory, histories: Sequence[_RuleHistory], judged: fr
     compared = first.differing.compared
     return Finding(
         severity=severity,
-        step=min(
-            history.first.step for history in histories if history.first.invariant.severity == first.invariant.severity
-        ),
+        step=min(history.first.step for history in histories if history.first.invariant.severity == severity),
         rank=first.rank,
         title=leader.diagnosis.title,
         cause=leader.diagnosis.problem,

@@ -83,5 +83,4 @@ def _split(reading: Reading) -> tuple[str, list[str]]:
     if reading.kind == BATCH:
         model = reading.variable.partition("#")[0]
         return f"model {model} {lines[0]}", lines[1:]
-    kind = MODEL if reading.kind == MODEL else CHECKPOINT
-    return f"{kind} {reading.variable}", lines
+    return f"{reading.kind} {reading.variable}", lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from traincheck.relations.parts import named
+from traincheck.relations.parts import ReadingPart, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Window
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
@@ -20,7 +20,7 @@ SUBJECT = Subject(SEED, RANKS)
 SAME, OWN, SHARED = "the same on all ranks", "another one on each rank", "shared by some ranks"
 
 
-class Seeds:
+class Seeds(ReadingPart):
     """Compares the seeds of ranks at their first update."""
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
@@ -38,20 +38,9 @@ class Seeds:
         """Nothing: a single rank cannot be judged."""
         return iter(())
 
-    def forget(self) -> None:
-        """There is no state."""
-
-    @staticmethod
-    def speaks_of(subject: Subject) -> bool:
+    @classmethod
+    def speaks_of(cls, subject: Subject) -> bool:
         return subject == SUBJECT
-
-    @staticmethod
-    def needs(subject: Subject, prop: Property) -> Demand:
-        return SEEDS
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Iterator, Set
 from traincheck.relations.consistent.call_order import THEN
 from traincheck.relations.consistent.computation import UNDER
 from traincheck.relations.parts import named, number
+from traincheck.relations.periodic.run_totals import STEPS
 from traincheck.vocab.demand import DESCRIBED_ALL, NO_GRAD, OPERATIONS, Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Reading, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import FOLLOWS, HAS, SOMETIMES
 
-STEPS = "run.steps"
 OPERATIONS_WITHOUT_GRADIENTS = f"{NO_GRAD}.{OPERATIONS}"
 FUNCTIONS = Subject(OPERATIONS_WITHOUT_GRADIENTS, "functions that compute without gradients")
 """Its occasions are only whole runs: a function that is never called has no occasion of its own."""
@@ -52,7 +52,7 @@ def is_about_runs(subject: Subject) -> bool:
 
 def needs(subject: Subject) -> Demand:
     """The demand of a rule about whole runs, in addition to that of its base."""
-    return Demand.of_readings(STEPS, ALL_DESCRIBED) if subject.api.startswith(NO_GRAD) else Demand.of_readings(STEPS)
+    return RUNS if subject.api.startswith(NO_GRAD) else Demand.of_readings(STEPS)
 
 
 def describe(subject: Subject) -> str:

@@ -4,8 +4,8 @@ Sizes are left out, because another batch size or width must not change a line. 
 `0 to 1`, `-1 to 1`, `no negative value` or `any value`, or that all elements are equal or some are not finite. It shows
 pixels that were not scaled, inputs that were not normalised, and an input that is constant.
 
-The range is that of all described calls so far, from the third on. A single batch may have no negative value by chance,
-and what one model makes for another (the samples of a generator) has another range in each step.
+The range is that of the first calls together, from the third to the fifth. A single batch may have no negative value by
+chance, and what one model makes for another (the samples of a generator) has another range in each step.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MIN_ELEMENTS = 8
 
 LEAST_CALLS = 3
 """Calls that are described before the range counts."""
+RANGES = " (values)"
+"""In the first line of a description of ranges. A short run with fewer calls has none, so they are no forms."""
 
 _CONTEXT = facts(kind=BATCH)
 _Ends = tuple[float, float]
@@ -58,7 +60,7 @@ class BatchForms:
 
     def forget_reported(self) -> None:
         """Report forms again that were reported before."""
-        self._reported: set[tuple[str, bool, tuple[str, ...]]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def should_read(self, model: str, *, learns: bool) -> bool:
         """Whether to describe this call of the model. `learns`: gradients are on."""
@@ -81,7 +83,8 @@ class BatchForms:
             tensors = list(_named_tensors(args, keywords))
             names = [name for name, _ in tensors]
             forms = {f"{name} is {form_of(tensor)}" for name, tensor in tensors}
-            ranged = self._calls[model, learns] >= LEAST_CALLS
+            ranged = LEAST_CALLS <= self._calls[model, learns] <= OFTEN
+            how = WITH_GRADIENTS if learns else WITHOUT_GRADIENTS
 
             def conclude(fetched: list[_Ends | None], next_seq: NextSeq) -> None:
                 ranges = {
@@ -89,24 +92,21 @@ class BatchForms:
                     for name, ends in zip(names, fetched, strict=True)
                     if ends is not None
                 }
-                lines = tuple(sorted(forms | ranges if ranged else forms))
-                key = model, learns, lines
-                if lines and key not in self._reported:
-                    self._reported.add(key)
-                    text = "\n".join((WITH_GRADIENTS if learns else WITHOUT_GRADIENTS, *lines))
-                    reading = Reading(next_seq(), call, model, BATCH, FORM, text, context=_CONTEXT)
-                    self._recorder.record_reading(reading)
+                for header, lines in ((how, forms), (f"{how}{RANGES}", ranges if ranged else ())):
+                    text = "\n".join((header, *sorted(lines)))
+                    if lines and (model, text) not in self._reported:
+                        self._reported.add((model, text))
+                        reading = Reading(next_seq(), call, model, BATCH, FORM, text, context=_CONTEXT)
+                        self._recorder.record_reading(reading)
 
-            self._recorder.transfers.when_ready(SOURCE, [_ends_of(tensor) for _, tensor in tensors], conclude, events=1)
+            self._recorder.transfers.when_ready(SOURCE, [_ends_of(tensor) for _, tensor in tensors], conclude, events=2)
 
     def _widened(self, key: tuple[str, bool, str], ends: _Ends) -> str:
         """The range of an input in words, with the values of this call."""
-        low, high = self._ends.get(key, ends)
-        numbers = (low, high, *ends)
-        self._ends[key] = ends = (
-            (min(numbers), max(numbers)) if all(map(math.isfinite, numbers)) else (math.nan, math.nan)
-        )
-        return _in_words(*ends)
+        numbers = (*self._ends.get(key, ends), *ends)
+        finite = all(map(math.isfinite, numbers))
+        low, high = self._ends[key] = (min(numbers), max(numbers)) if finite else (math.nan, math.nan)
+        return _in_words(low, high)
 
 
 def _named_tensors(args: Sequence[Any], keywords: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,9 +22,8 @@ class RunSource:
     """Records facts of the run as a whole.
 
     Before the first update it records the number of ranks, 1 without torch.distributed, and the seed that torch got on
-    the CPU. In the last window it records
-    the number of training steps; a step that updated nothing does not count. The reading is partial if an exception
-    ended the run.
+    the CPU. In the last window it records the number of training steps; a step that updated nothing does not count.
+    The reading is partial if an exception ended the run.
     """
 
     name = "run"

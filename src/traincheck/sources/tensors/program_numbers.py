@@ -1,4 +1,4 @@
-"""Tells numbers in the code of a program from numbers that follow from the sizes of tensors.
+"""Separates numbers in the code of a program from numbers that follow from the sizes of tensors.
 
 A description of what a program computes shows the numbers of its code (the weight of a loss), and leaves out those that
 another batch size or width would change.
