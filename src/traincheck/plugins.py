@@ -49,6 +49,7 @@ SOURCES = {
     "compiled": "traincheck.sources.compile.declaration:COMPILED",
     "module_state": "traincheck.sources.modules.declaration:MODULE_STATE",
     "buffers": "traincheck.sources.modules.declaration:BUFFERS",
+    "evaluation": "traincheck.sources.modules.declaration:EVALUATION",
     "clipping": "traincheck.sources.gradients.declaration:CLIPPING",
     "checkpoints": "traincheck.sources.checkpoints.declaration:CHECKPOINTS",
     "collectives": "traincheck.sources.distributed.declaration:COLLECTIVES",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+
+import pytest
 
 from traincheck.relations.consistent.call_order import CallOrder
 from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.repeated_batches import RepeatedBatches
 from traincheck.testing.readable_traces import from_text
-from traincheck.vocab.events import Window
+from traincheck.vocab.events import END, NO_CALL, Reading, Window
+from traincheck.vocab.occasion import Subject
 
 CLEAR = "lifecycle torch.optim.Adam.zero_grad < torch.optim.Optimizer.zero_grad receiver=Adam"
 BACKWARD = "lifecycle torch.autograd.backward"
@@ -104,6 +108,53 @@ def test_a_rate_rises_falls_stays_or_is_zero() -> None:
     ]
     part.forget()
     assert list(part.occasions(windows(lines[0])[0])) == []
+
+
+def ends_of(rates: list[float], *, role: str = "live", gap: bool = False) -> dict[str, str]:
+    """How the course of a rate ends in a run with these updates, by the grain of the subject."""
+    part = RateCourse()
+    for window in windows(
+        *(f"  {STEP}\n    reading hyperparameter.lr Adam.param_groups[0] {rate}\n" for rate in rates)
+    ):
+        list(part.occasions(window))
+    if gap:
+        part.forget()
+    end = Reading(0, NO_CALL, "run", "run", "steps", len(rates), role)
+    occasions = part.occasions(Window(len(rates), len(rates), END, readings=(end,)))
+    return {occasion.subject.grain: prop.detail for occasion in occasions for prop in occasion.held}
+
+
+LINEAR = [0.1 * (1 - step / 10) for step in range(10)]
+COSINE = [0.1 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)]
+
+
+def test_which_share_of_the_highest_rate_is_left_at_the_end() -> None:
+    ends = ends_of([0.1, 0.2, 0.2, 0.1, 0.05])
+    assert ends["end of the course of param_groups[0] after 5 updates"] == "the rate ends at 0.25 of its highest value"
+    assert RateCourse.speaks_of(Subject("hyperparameter.lr", next(iter(ends))))
+
+
+@pytest.mark.parametrize(
+    ("rates", "reaches"),
+    [
+        (LINEAR, True),
+        (COSINE, True),
+        (LINEAR[:5], False),
+        (COSINE[:7], False),
+        ([0.1] * 10, False),
+        ([0.1 * 0.9**step for step in range(100)], False),
+        ([0.1 * 0.1 ** (step // 3) for step in range(9)], False),
+        ([0.1, 0.05], False),
+    ],
+)
+def test_whether_a_rate_is_about_to_reach_zero_at_the_end(rates: list[float], reaches: bool) -> None:
+    how = {text for grain, text in ends_of(rates).items() if " in runs of " in grain}
+    assert how == {f"at the end, the rate is {'about' if reaches else 'not about'} to reach zero"}
+
+
+def test_a_run_that_was_interrupted_or_seen_in_part_has_no_end() -> None:
+    assert ends_of(LINEAR, role="partial") == {}
+    assert ends_of(LINEAR, gap=True) == {}
 
 
 def test_batches_repeat_within_a_pass_or_from_pass_to_pass() -> None:

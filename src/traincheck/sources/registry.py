@@ -23,6 +23,7 @@ from traincheck.sources.gradients.custom_clipping import CustomClipping
 from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.gradients.graph_source import GraphSource
 from traincheck.sources.modules.buffers import BufferSource
+from traincheck.sources.modules.evaluation_changes import EvaluationSource
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.module_state import ModuleStateSource
 from traincheck.sources.modules.modules import ModuleSource
@@ -88,6 +89,7 @@ def build_all(
         ModuleSource(calls, catalog, gradients, summaries, call_context),
         ModuleStateSource(calls, catalog),
         BufferSource(calls, catalog),
+        EvaluationSource(calls, catalog),
         AutogradSource(gradients, summaries, call_context, graphs, may_step),
         graphs,
         LifecycleSource(catalog, gradients),

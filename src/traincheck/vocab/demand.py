@@ -51,8 +51,9 @@ MODEL, PARAMETERS, MODULES = "model", "parameters", "modules"
 
 BATCH, FORM = "batch", "form"
 CHECKPOINT, ENTRIES = "checkpoint", "entries"
-"""The same for what a model is called with (sources/data/batch_forms.py), and for what a checkpoint holds
-(sources/checkpoints/saved_entries.py)."""
+EVALUATION, CHANGED = "evaluation", "changed"
+"""The same for what a model is called with (sources/data/batch_forms.py), for what a checkpoint holds
+(sources/checkpoints/saved_entries.py), and for what an evaluation changes (sources/modules/evaluation_changes.py)."""
 
 WITH_GRADIENTS, WITHOUT_GRADIENTS = "with gradients", "without gradients"
 """The first line of a form: how the model is called."""

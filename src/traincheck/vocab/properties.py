@@ -31,6 +31,7 @@ FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
 BATCH_IS, BATCH_IS_ONLY = "batch is", "batch is only"
 BATCH_HAS_FORM, BATCH_HAS_ONLY_FORMS = "batch has form", "batch has only forms"
 CHECKPOINT_HOLDS, CHECKPOINT_HOLDS_ONLY = "checkpoint holds", "checkpoint holds only"
+EVALUATION_CHANGES, EVALUATION_CHANGES_ONLY = "evaluation changes", "evaluation changes only"
 PASS_ENDS, PASS_ENDS_ONLY = "pass ends", "pass ends only"
 TAKES_COURSE, TAKES_ONLY_COURSES = "takes course", "takes only courses"
 USES_NUMBER, USES_ONLY_NUMBERS = "uses number", "uses only numbers"
@@ -135,6 +136,8 @@ VERBS: dict[str, VerbTraits] = {
     BATCH_HAS_ONLY_FORMS: VerbTraits("a model is called with no other inputs"),
     CHECKPOINT_HOLDS: VerbTraits("a checkpoint holds this entry", element_of=CHECKPOINT_HOLDS_ONLY),
     CHECKPOINT_HOLDS_ONLY: VerbTraits("checkpoints hold no other entries"),
+    EVALUATION_CHANGES: VerbTraits("an evaluation changes this", element_of=EVALUATION_CHANGES_ONLY),
+    EVALUATION_CHANGES_ONLY: VerbTraits("evaluations change nothing else"),
     PASS_ENDS: VerbTraits("a pass over the data ends in this way", element_of=PASS_ENDS_ONLY),
     PASS_ENDS_ONLY: VerbTraits("passes over the data end in no other way"),
     IS: VerbTraits("a setting of the program has this value"),

@@ -1,10 +1,10 @@
-"""What a program trains with: its parameters, modules, batches and checkpoints. What good runs never showed is a
-violation.
+"""What a program trains with (its parameters, modules, batches and checkpoints), and what its evaluations change. What
+good runs never showed is a violation.
 
 Sources describe as lines which parameters of a model are trainable, in an optimizer, decayed, shared (see Note [What
 people tune] in sources/optimizers/parameter_treatment.py), the classes, buffers and attributes of its modules, what it
-is called with, and what checkpoints hold. A program may change all of that while it trains, by unfreezing layers for
-example. So a rule knows the lines that some descriptions had, and those that all of them had.
+is called with, what checkpoints hold, and what an evaluation changes. A program may change all of that while it trains,
+by unfreezing layers for example. So a rule knows the lines that some descriptions had, and those that all of them had.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import NamedTuple
 from traincheck.relations.parts import FORWARD, UPDATE, ReadingPart, named
 from traincheck.vocab.demand import (
     BATCH,
+    CHANGED,
     CHECKPOINT,
     ENTRIES,
+    EVALUATION,
     FORM,
     MODEL,
     MODULES,
@@ -25,17 +27,21 @@ from traincheck.vocab.demand import (
 )
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from traincheck.vocab.properties import BATCH_HAS_FORM, CHECKPOINT_HOLDS, MODULE_IS, TREATS_SO
+from traincheck.vocab.properties import BATCH_HAS_FORM, CHECKPOINT_HOLDS, EVALUATION_CHANGES, MODULE_IS, TREATS_SO
 
 SAVE = "torch.save"
 
 
 class _Description(NamedTuple):
-    """A kind of description: the verb of its lines, the call around it, and the rule as a sentence about the grain."""
+    """A kind of description: the verb of its lines, the call around it, and the rule as a sentence about the grain.
+
+    `is_whole` says whether a line can be missing: an evaluation that changes less than others is no error.
+    """
 
     verb: str
     call: str
     sentence: str
+    is_whole: bool = True
 
 
 _DESCRIPTIONS = {
@@ -45,6 +51,9 @@ _DESCRIPTIONS = {
     ),
     f"{BATCH}.{FORM}": _Description(BATCH_HAS_FORM, FORWARD, "{} is called with inputs as in good runs"),
     f"{CHECKPOINT}.{ENTRIES}": _Description(CHECKPOINT_HOLDS, SAVE, "{} holds the entries of good runs"),
+    f"{EVALUATION}.{CHANGED}": _Description(
+        EVALUATION_CHANGES, FORWARD, "an {} changes nothing that good runs leave as it is", is_whole=False
+    ),
 }
 
 DESCRIBED = Demand.of_calls(UPDATE, FORWARD, SAVE) | Demand.of_readings(*_DESCRIPTIONS)
@@ -52,16 +61,17 @@ DESCRIBED = Demand.of_calls(UPDATE, FORWARD, SAVE) | Demand.of_readings(*_DESCRI
 
 
 class Descriptions(ReadingPart):
-    """Yields two occasions for each description: its lines are among those of good runs, and none is missing that all
-    of them had."""
+    """Yields up to two occasions for each description: its lines are among those of good runs, and none is missing that
+    all of them had."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         for reading in window.readings:
             quantity = named(reading)
             if quantity in _DESCRIPTIONS:
                 grain, lines = _split(reading)
-                held = frozenset(Property(_DESCRIPTIONS[quantity].verb, quantity, line) for line in lines)
-                for failed in (frozenset[Property](), None):
+                verb, _, _, is_whole = _DESCRIPTIONS[quantity]
+                held = frozenset(Property(verb, quantity, line) for line in lines)
+                for failed in (frozenset[Property](), None) if is_whole else (frozenset[Property](),):
                     yield Occasion(Subject(quantity, grain), (), held, failed, reading.call, (reading.variable,))
 
     @classmethod
@@ -83,4 +93,6 @@ def _split(reading: Reading) -> tuple[str, list[str]]:
     if reading.kind == BATCH:
         model = reading.variable.partition("#")[0]
         return f"model {model} {lines[0]}", lines[1:]
+    if reading.kind == EVALUATION:
+        return f"evaluation of {reading.variable}", lines
     return f"{reading.kind} {reading.variable}", lines

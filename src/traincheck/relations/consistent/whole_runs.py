@@ -94,7 +94,7 @@ class WholeRuns:
         for base, shown in sorted(self._shown.items()):
             if base.api == OPERATIONS_WITHOUT_GRADIENTS and not described:
                 continue
-            for length in _lengths(int(steps), window.rank):
+            for length in lengths(int(steps), window.rank):
                 subject = base._replace(grain=f"{base.grain}{_IN_A_RUN}{length}")
                 if self._interest is None or subject in self._interest:
                     once = frozenset(prop for prop, times in shown.items() if times < MIN_TIMES)
@@ -113,8 +113,8 @@ class WholeRuns:
             self._shown.setdefault(subject, Counter()).update(shown)
 
 
-def _lengths(steps: int, rank: int) -> tuple[str, ...]:
-    """The two ranges of lengths that a run of so many steps belongs to, see Note [Runs of one length]."""
+def lengths(steps: int, rank: int) -> tuple[str, ...]:
+    """The ranges of lengths that a run of so many steps belongs to, see Note [Runs of one length]."""
     most = 1 << (steps.bit_length() - 1)
     which = " on a rank after the first" if rank else ""
     return tuple(f"{least} to {4 * least - 1} steps{which}" for least in (most // 2, most) if least)

@@ -32,3 +32,10 @@ BUFFERS = SourceDeclaration(
     absence="Rules that compare buffers between ranks are not judged.",
     readings=("buffer.used_data",),
 )
+
+EVALUATION = SourceDeclaration(
+    name="evaluation",
+    observes="what an evaluation changes of parameters, gradients, buffers, optimizers and random states",
+    absence="Rules about what an evaluation changes are not judged.",
+    readings=("evaluation.changed",),
+)

@@ -1,0 +1,141 @@
+"""Source `evaluation`: reports what an evaluation changes that training goes on with.
+
+It compares parameters, gradients, buffers, the state of optimizers and the states of random generators before the first
+forward of an evaluation with those after its 1st, 4th, 16th, 64th, ... forward. So a long evaluation is compared a few
+times only, and what a forward changes shows after the first one.
+
+Known limitations: changes before the first forward and after the last comparison are not seen, such as averaged weights
+that are never swapped back. Random generators on accelerators, and those that the program made, are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from traincheck.sources.data.random_states import STREAMS, stream_fingerprint
+from traincheck.sources.modules.live_modules import has_parameters, plain_name
+from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.deferred_values import not_equal
+from traincheck.sources.tensors.device_transfers import NextSeq
+from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
+from traincheck.vocab.demand import CHANGED, EVALUATION, Demand
+from traincheck.vocab.events import NO_CALL, Reading, without_positions
+from traincheck.vocab.facts import facts
+
+OFTEN, SELDOM = 5, 50
+"""The first evaluations are compared, then one in `SELDOM`."""
+
+STAYS = "everything else stays"
+"""The line that each evaluation has."""
+
+_CONTEXT = facts(kind=EVALUATION)
+
+_Key = tuple[str, str]
+"""The words for a change, and the name of what changes."""
+
+
+class EvaluationSource:
+    """Takes a reading for each set of changes that is new for a model.
+
+    It attaches after the source `modules`, which tells the step tracker about each forward.
+    """
+
+    name = "evaluation"
+
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog) -> None:
+        self._calls = calls
+        self._catalog = catalog
+        self._evaluations = self._forwards = 0
+        self._window = -1  # of the evaluation under way
+        self._model = ""
+        self._before: dict[_Key, Fingerprint] = {}
+        self._reported: set[tuple[str, tuple[str, ...]]] = set()
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._recorder = recorder
+        if demand.takes_reading(EVALUATION, CHANGED):
+            begins, ends = recorder.guarded(self.name, self._begins), recorder.guarded(self.name, self._ends)
+            self._calls.add_listener(begins, ends, outermost=True)
+        return ExitStack()
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        recorder = self._recorder
+        if self._window == recorder.window_index or not recorder.steps.evaluating or not has_parameters(module):
+            return
+        self._window, self._forwards = recorder.window_index, 0
+        self._evaluations += 1
+        self._before = {}
+        if self._evaluations <= OFTEN or self._evaluations % SELDOM == 0:
+            self._model = self._catalog.module_name(module).partition("#")[0]
+            self._before = self._read()
+
+    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._before or self._window != self._recorder.window_index:
+            return
+        self._forwards += 1
+        if _is_power_of_four(self._forwards):
+            self._compare()
+
+    def _compare(self) -> None:
+        """Report what differs from the values before the evaluation."""
+        before, after, model = self._before, self._read(), self._model
+        keys = [key for key in before if key in after]
+
+        def conclude(differs: list[bool], next_seq: NextSeq) -> None:
+            changed = {_line(key) for key, differ in zip(keys, differs, strict=True) if differ}
+            lines = (*sorted(changed), STAYS)
+            if (model, lines) not in self._reported:
+                self._reported.add((model, lines))
+                reading = Reading(next_seq(), NO_CALL, model, EVALUATION, CHANGED, "\n".join(lines), context=_CONTEXT)
+                self._recorder.record_reading(reading)
+
+        with hidden_from_modes():
+            differ = [not_equal(before[key], after[key]) for key in keys]
+            self._recorder.transfers.when_ready(self.name, differ, conclude, events=1)
+
+    def _read(self) -> dict[_Key, Fingerprint]:
+        """The fingerprints of everything that training goes on with."""
+        with hidden_from_modes():
+            tensors = dict(self._tensors())
+            present = {key: tensor for key, tensor in tensors.items() if tensor is not None}
+            values = dict.fromkeys(tensors) | dict(
+                zip(present, deferred_fingerprints([*present.values()]), strict=True)
+            )
+        return values | {("random numbers of {} are drawn", stream): stream_fingerprint(stream) for stream in STREAMS}
+
+    def _tensors(self) -> Iterator[tuple[_Key, torch.Tensor | None]]:
+        # A gradient is named even if there is none, because one that appears is a change. Everything else that appears
+        # is new, and may be a part of the evaluation.
+        for variable, tensor in self._catalog.living():
+            yield ("the parameter {} changes", variable.name), tensor
+            yield ("the gradient of {} changes", variable.name), tensor.grad
+        for root in self._catalog.outermost():
+            model = self._catalog.module_name(root)
+            for name, buffer in root.named_buffers():
+                yield ("the buffer {} changes", f"{model}.{plain_name(name)}"), buffer
+        for name, optimizer in self._catalog.optimizers():
+            for number, state in enumerate(list(optimizer.state.values())):
+                for entry, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        yield ("the state {} changes", f"{name}.{number}.{entry}"), value
+
+
+def _line(key: _Key) -> str:
+    """The words for a change. Copies of a model and modules in a list share them."""
+    words, name = key
+    owner, dot, rest = name.partition(".")
+    return words.format(without_positions(owner.partition("#")[0] + dot + rest))
+
+
+def _is_power_of_four(number: int) -> bool:
+    return number & (number - 1) == 0 and number.bit_length() % 2 == 1
