@@ -9,8 +9,7 @@ DIAGNOSIS = Diagnosis(
     slug="rate-takes-new-course",
     title="The learning rate takes a new course",
     problem="From one update to the next, the learning rate rises, falls, stays or is zero, which it did in no good "
-    "run; or at the end of the run it is not where it ends in good runs. If you changed the schedule on purpose, "
-    "accept a run of the new version.",
+    "run, or it ends elsewhere. If you changed the schedule on purpose, accept a run of the new version.",
     advice=(
         "Check where the program steps its scheduler: once for each update, or once for each epoch.",
         "Compare the number of steps that the scheduler was built for with the number that it takes.",
