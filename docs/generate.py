@@ -266,7 +266,7 @@ def report_json() -> Iterator[str]:
             "SHA-256 of each file that a finding names, as it was when the program ran",
         ),
         ("`ranks`", "the state of each rank, by job and rank; empty for a run of one rank"),
-        ("`partings`", "the first divergence of ranks in each job that has one"),
+        ("`divergences`", "the first divergence of ranks in each job that has one"),
         ("`cost`", "number of watched steps and their cost, see below; null if it was not measured"),
     )
     for noun, title in _NOUNS:

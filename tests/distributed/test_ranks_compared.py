@@ -48,7 +48,7 @@ def test_diverging_ranks_are_reported_while_they_train(home: Path, compared_by_f
     assert any(name.endswith("0.weight") for name in error["variables"])
     assert (error["ranks"], error["compared"]) == ([0, 1], 2)
     assert "rank 0 and rank 1 differ in the gradient that the update used" in error["observed"]
-    (divergence,) = report["partings"]
+    (divergence,) = report["divergences"]
     assert (divergence["step"], divergence["what"], divergence["ranks"]) == (1, "gradients differ", [0, 1])
     assert [tuple(rank[name] for name in STATE) for rank in report["ranks"]] == [
         (0, "ended", 24, 24, 1),

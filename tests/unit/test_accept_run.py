@@ -114,6 +114,50 @@ def test_runs_that_are_not_proven_good_are_refused(project: Path, capsys: pytest
     assert main(["check", str(piling), "--packs", "none"]) == 0  # what is accepted is no error any more
 
 
+def with_decay(path: Path, decay: float, clears: int = 20) -> Path:
+    """A recording of a run with this weight decay, which clears the gradients in so many steps."""
+    step = STEP + f"    reading hyperparameter.weight_decay SGD.param_groups[0] {decay}\n"
+    piling = step.replace("    change Net.w parameter.grad some -> none changed owner=SGD\n", "")
+    piling = piling.replace("parameter.grad none -> some", "parameter.grad some -> some")
+    steps = 12 + len(path.name) % 4
+    windows = from_text(step * min(clears, steps) + piling * (steps - clears))
+    write_run(path, "train.py", [replace(window, step=number) for number, window in enumerate(windows, start=1)])
+    return ended(path)
+
+
+def test_a_dry_run_shows_what_would_change(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", *runs(project, "abc")]) == 0
+    before = {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()}
+    capsys.readouterr()
+    assert main(["accept", str(odd(project / "odd")), "--dry-run"]) == 0
+    captured = capsys.readouterr()
+    assert "would accept train.py" in captured.out and "although: " in captured.err and "removed: " in captured.err
+    assert {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()} == before
+
+
+def test_a_run_is_accepted_in_part(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good_runs = [str(with_decay(project / name, 0.1)) for name in ("x", "xx", "xxx")]
+    both = with_decay(project / "both", 0.2, clears=6)
+    assert main(["accept", *good_runs]) == 0
+    capsys.readouterr()
+    assert main(["check", str(both), "--packs", "none", "--json"]) == 3
+    found = {finding["diagnosis"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"gradients-not-cleared", "setting-changed"} <= found
+    assert main(["accept", str(both), "--only", "loss-scaled"]) == 2
+    assert "a diagnosis of a finding in" in capsys.readouterr().err
+    assert main(["accept", str(both), "--only", "gradients-not-cleared"]) == 0
+    assert ", only gradients-not-cleared" in capsys.readouterr().out
+    assert main(["check", str(both), "--packs", "none", "--json"]) in (0, 3)
+    left = {finding["diagnosis"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert "gradients-not-cleared" not in left and "setting-changed" in left
+    assert main(["status"]) == 0
+    stdout = capsys.readouterr().out
+    assert "4 accepted runs" in stdout
+    assert "(train.py, only gradients-not-cleared): only gradients-not-cleared" in stdout
+    assert main(["accept", str(both), "--anyway", "--reason", "everything else too"]) == 0  # as a whole
+    assert len(read_record(project / FOLDER).runs) == 4
+
+
 @pytest.fixture
 def packs_of_others(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs from three other programs, in use."""

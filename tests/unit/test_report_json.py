@@ -46,7 +46,7 @@ def test_a_clean_report_is_read_as_it_was_written(clean_report: Report, tmp_path
 
 def test_the_document_has_exactly_the_promised_fields(path: Path) -> None:
     document = json.loads(path.read_text())
-    promised = ["version", "verdict", "findings", "counts", "not_observed", "run", "ranks", "partings", "cost"]
+    promised = ["version", "verdict", "findings", "counts", "not_observed", "run", "ranks", "divergences", "cost"]
     assert list(document) == promised
     assert document["version"] == 1 and document["verdict"] == "errors"
     assert [" ".join(finding) for finding in document["findings"]] == [FIELDS, FIELDS]
@@ -56,7 +56,12 @@ def test_the_document_has_exactly_the_promised_fields(path: Path) -> None:
 
 def test_a_report_without_ranks_is_read(some_report: Report, path: Path) -> None:
     document = json.loads(path.read_text())
-    del document["ranks"], document["partings"], document["findings"][0]["ranks"], document["findings"][0]["compared"]
+    del (
+        document["ranks"],
+        document["divergences"],
+        document["findings"][0]["ranks"],
+        document["findings"][0]["compared"],
+    )
     del document["findings"][0]["diagnosis"]
     path.write_text(json.dumps(document))
     restored = read_json(path)

@@ -91,6 +91,8 @@ PageFile = Annotated[
 ]
 Library = Annotated[Optional[Path], flag("library")]  # noqa: UP045
 Anyway = Annotated[bool, flag("anyway")]
+Only = Annotated[Optional[list[str]], flag("only")]  # noqa: UP045
+DryRun = Annotated[bool, flag("dry_run")]
 Themes = Annotated[Optional[Path], flag("themes")]  # noqa: UP045
 Release = Annotated[str, flag("release")]
 Wait = Annotated[str, flag("wait")]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from traincheck.errors import BadOption
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.contradictions import with_contradictions
-from traincheck.inference.tally import Tally
+from traincheck.inference.tally import Key, Tally
 from traincheck.inference.tally_files import read_tallies, write_tallies
 from traincheck.inference.tally_runs import Progress, gather
 from traincheck.invariants.book import Book, read_book, write_book
@@ -47,10 +49,16 @@ def accept(
     reason: str = "",
     progress: Progress | None = None,
     packs: Sequence[Invariant] = (),
+    *,
+    only: Sequence[str] = (),
+    without: Mapping[Path, Set[Key]] | None = None,
+    write: bool = True,
 ) -> Acceptance:
     """Add the recorded runs in `folders` to the library, and mute the rules of `packs` that accepted runs break.
 
-    With a `reason`, what is new in these runs is meant: it belongs to what the program does from now on.
+    With a `reason`, what is new in these runs is meant: it belongs to what the program does from now on. A run that is
+    accepted `only` for findings with these diagnoses adds nothing about the subjects `without`, which other findings
+    are about. It may be accepted as a whole later. Unless `write`, the library stays as it is.
 
     Raises BadOption for a run that was accepted before, RunFolderError for one that cannot be read, LibraryUnreadable,
     BookError and TallyError if the library cannot be read, and OutputError.
@@ -58,7 +66,8 @@ def accept(
     record = read_record(library)
     tally_path = library / TALLIES
     stored_tallies = read_tallies(tally_path) if tally_path.is_file() else []
-    known_runs = {tally.run for tally in stored_tallies}
+    partial = {run.run for run in record.runs if run.only}
+    known_runs = {tally.run for tally in stored_tallies} - partial
     today = datetime.date.today().isoformat()
     new: dict[str, tuple[Tally, AcceptedRun]] = {}
     remarks: list[str] = []
@@ -68,11 +77,15 @@ def accept(
         for tally in results.tallies:
             if tally.run in known_runs:
                 raise BadOption("accept", str(path), "a run that was not accepted before")
-            new[tally.run] = tally, _accepted_run(tally, RunFolder.open(path), today, reason)
+            if without is not None:
+                tally.cells = {key: cells for key, cells in tally.cells.items() if key not in without[path]}
+            accepted_run = _accepted_run(tally, RunFolder.open(path), today, reason)
+            new[tally.run] = tally, msgspec.structs.replace(accepted_run, only=tuple(only))
     accepted = tuple(run for _, run in new.values())
-    kept, let_go = _newest((*record.runs, *accepted))
+    kept, let_go = _newest((*(run for run in record.runs if run.run not in new), *accepted))
     kept_runs = {run.run for run in kept}
-    tallies = [tally for tally in (*stored_tallies, *(tally for tally, _ in new.values())) if tally.run in kept_runs]
+    older_tallies = (tally for tally in stored_tallies if tally.run not in new)
+    tallies = [tally for tally in (*older_tallies, *(tally for tally, _ in new.values())) if tally.run in kept_runs]
     older = read_book(library / BOOK) if (library / BOOK).is_file() else Book()
     approved = {run.run for run in kept if run.reason}
     learned = with_contradictions(select_rules(sorted(tallies, key=_order), approved)[0], packs, tallies)
@@ -84,9 +97,10 @@ def accept(
         went=len(difference.only_in_a),
         changed=len(difference.changed),
     )
-    write_tallies(sorted(tallies, key=_order), tally_path)
-    write_book(book, library / BOOK)
-    write_record(Record(runs=kept, last=last), library)
+    if write:
+        write_tallies(sorted(tallies, key=_order), tally_path)
+        write_book(book, library / BOOK)
+        write_record(Record(runs=kept, last=last), library)
     muted_before = {rule.id for rule in older.invariants if rule.mute}
     muted = tuple(rule for rule in book.invariants if rule.mute and rule.id not in muted_before)
     return Acceptance(accepted, book, difference, let_go, muted, tuple(unmuted), tuple(remarks))

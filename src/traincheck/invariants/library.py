@@ -25,7 +25,10 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True, order=True, forbid_unknown_fields=True):
-    """A run that was accepted as known good (`run` is the digest of its recording), with the reason."""
+    """A run that was accepted as known good (`run` is the digest of its recording), with the reason.
+
+    If `only` names diagnoses, it was accepted without what its findings with other diagnoses are about.
+    """
 
     script: str
     date: str
@@ -36,6 +39,7 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True, order=True, forbid_
     torch: str = ""
     python: str = ""
     reason: str = ""
+    only: tuple[str, ...] = ()
 
 
 class LastChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,11 +13,8 @@ from traincheck.terminal_text import json_text
 from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Divergence, Finding, RankState, Report
 
 
-class _Document(msgspec.Struct, rename={"divergences": "partings"}):
-    """The JSON form of a report. Fields of findings and counts are those of their classes; a gold test pins them.
-
-    The key `partings` is part of the published format.
-    """
+class _Document(msgspec.Struct):
+    """The JSON form of a report. Fields of findings and counts are those of their classes; a gold test pins them."""
 
     version: int
     verdict: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -18,12 +18,16 @@ from traincheck.options import OPTIONS
 
 if TYPE_CHECKING:
     from traincheck.inference.accept_run import Acceptance
+    from traincheck.inference.tally import Key
+    from traincheck.invariants.book import Book
+    from traincheck.vocab.finding import Finding
 
 EPILOG = """\b
 Examples:
   traincheck accept traincheck-runs/train-20260101-120000
   traincheck accept runs/a runs/b --reason "reproduces the published accuracy"
-  traincheck accept runs/new-schedule --anyway --reason "the schedule was changed on purpose"
+  traincheck accept runs/new-schedule --dry-run  # shows what would change
+  traincheck accept runs/new-schedule --only rate-takes-new-course --reason "longer warmup"
 
 The library is the folder .traincheck of the project: a book, the counts of the accepted runs, and when and why you
 accepted them. It is small; commit it with the code. `traincheck run` and `check` use it together with the packs, but
@@ -38,6 +42,8 @@ def command(
     runs: flags.RunFolders,
     reason: flags.ReasonAccepted = None,
     anyway: flags.Anyway = False,
+    only: flags.Only = None,
+    dry_run: flags.DryRun = False,
     library: flags.Library = None,
 ) -> None:
     """Accept good runs and learn from them.
@@ -45,10 +51,18 @@ def command(
     TrainCheck then checks later runs against their behaviour.
     """
     config = configs.load({}, os.environ, Path.cwd())
-    raise typer.Exit(accept(runs, library, config, reason or "", anyway))
+    raise typer.Exit(accept(runs, library, config, reason or "", anyway, tuple(only or ()), dry_run))
 
 
-def accept(runs: Sequence[Path], library: Path | None, config: Config, reason: str = "", anyway: bool = False) -> int:
+def accept(
+    runs: Sequence[Path],
+    library: Path | None,
+    config: Config,
+    reason: str = "",
+    anyway: bool = False,
+    only: Sequence[str] = (),
+    dry_run: bool = False,
+) -> int:
     """Accept the runs, and report the changes."""
     from traincheck.inference.accept_run import accept as add_to_library
     from traincheck.invariants.library import library_path
@@ -59,23 +73,40 @@ def accept(runs: Sequence[Path], library: Path | None, config: Config, reason: s
     if home.exists() and not home.is_dir():
         raise BadOption(OPTIONS["library"].flag, str(home), "a folder; this is a file")
     doubted: list[str] = []
+    without: dict[Path, frozenset[Key]] = {}
     for run in runs:
-        doubts = "; ".join(_doubts(run, config))
-        if doubts and not anyway:
+        checked = _check(run, config)
+        findings = () if only else checked.findings
+        doubts = "; ".join((*_ended_badly(run), *checked.untrained, *map(_in_words, findings)))
+        if doubts and not (anyway or dry_run):
             raise BadOption("accept", str(run), f"a good run, but: {doubts}. To accept it nevertheless, add --anyway")
         if doubts:
             remark(f"accepting {run} although: {doubts}")
             doubted.append(doubts)
+        if only:
+            without[run] = _subjects_of_others(run, checked, only)
     packs = book_of_packs([read_packs(address) for address in packs_of(config)])
     with Progress() as progress:
         why = reason or (f"accepted although: {'; '.join(doubted)}" if doubted else "")
-        acceptance = add_to_library(runs, home, why, progress, packs.active)
-    _report(acceptance, home)
+        if only and not reason:
+            why = f"only {', '.join(only)}"
+        acceptance = add_to_library(
+            runs, home, why, progress, packs.active, only=only, without=without if only else None, write=not dry_run
+        )
+    _report(acceptance, home, dry_run=dry_run)
     return 0
 
 
-def _doubts(run: Path, config: Config) -> Iterator[str]:
-    """Reasons to doubt that the run is good."""
+class _Checked(NamedTuple):
+    """What a check of a run says: the book, all findings, those that are errors, and that the run trained nothing."""
+
+    book: Book | None
+    all_findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    untrained: tuple[str, ...] = ()
+
+
+def _check(run: Path, config: Config) -> _Checked:
     from traincheck.checking.offline import check_folder
     from traincheck.runtime.launching.program_identity import CheckedProgram
     from traincheck.runtime.launching.rule_selection import rules_of
@@ -83,31 +114,54 @@ def _doubts(run: Path, config: Config) -> Iterator[str]:
     from traincheck.vocab.invariant import ERROR
 
     manifest = RunFolder.open(run).manifest
-    if manifest.exit_code:
-        yield f"the program ended with exit code {manifest.exit_code}"
-    elif not manifest.ended and manifest.script:
-        yield "it has not ended, or was killed"
     try:
         book = rules_of(config).book(CheckedProgram.of_run(manifest, config), or_nothing=True)
         report = check_folder(run, book).report
     except NoBook:
-        return
-    if report.untrained:
-        yield report.untrained
-    yield from (f"step {finding.step}: {finding.title}" for finding in report.findings if finding.severity == ERROR)
+        return _Checked(None)
+    errors = tuple(finding for finding in report.findings if finding.severity == ERROR)
+    return _Checked(book, tuple(report.findings), errors, (report.untrained,) if report.untrained else ())
+
+
+def _ended_badly(run: Path) -> Iterator[str]:
+    """Whether the program of the run failed."""
+    from traincheck.trace.folder import RunFolder
+
+    manifest = RunFolder.open(run).manifest
+    if manifest.exit_code:
+        yield f"the program ended with exit code {manifest.exit_code}"
+    elif not manifest.ended and manifest.script:
+        yield "it has not ended, or was killed"
+
+
+def _in_words(finding: Finding) -> str:
+    return f"step {finding.step}: {finding.title}"
+
+
+def _subjects_of_others(run: Path, checked: _Checked, only: Sequence[str]) -> frozenset[Key]:
+    """The subjects of the rules in findings with other diagnoses. Raises BadOption for one that no finding has."""
+    identities = {finding.identity for finding in checked.all_findings}
+    for diagnosis in only:
+        if diagnosis not in identities:
+            known = f"one of {', '.join(sorted(identities))}" if identities else "no diagnosis, as it has no finding"
+            raise BadOption(OPTIONS["only"].flag, diagnosis, f"a diagnosis of a finding in {run}: {known}")
+    ids = {rule for finding in checked.all_findings if finding.identity not in only for rule in finding.invariants}
+    rules = checked.book.invariants if checked.book is not None else ()
+    return frozenset((rule.relation, rule.subject) for rule in rules if rule.id in ids)
 
 
 MAX_LINES = 8
 """Lines shown of what a set has gained, or no longer always has."""
 
 
-def _report(acceptance: Acceptance, home: Path) -> None:
+def _report(acceptance: Acceptance, home: Path, *, dry_run: bool) -> None:
     from traincheck.invariants.diff import changed_sets
 
     for line in acceptance.remarks:
         remark(line)
     for run in acceptance.runs:
-        out(f"accepted {run.script}: {amount(run.steps, 'step')}")
+        part = f", only {', '.join(run.only)}" if run.only else ""
+        out(f"{'would accept' if dry_run else 'accepted'} {run.script}: {amount(run.steps, 'step')}{part}")
     difference = acceptance.difference
     sets = {changed.before: changed for changed in changed_sets(difference)}
     added, removed = len(difference.only_in_b) - len(sets), len(difference.only_in_a) - len(sets)

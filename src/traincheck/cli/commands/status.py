@@ -73,7 +73,8 @@ def _print(home: Path, as_json: bool) -> None:
     for line in columns([("program", "runs", "steps", "ranks", "torch", "last accepted"), *_rows(record.runs)]):
         out(line)
     for run in sorted((run for run in record.runs if run.reason), key=lambda run: run.date):
-        out(f"accepted on {run.date} ({run.script}): {run.reason}")
+        part = f", only {', '.join(run.only)}" if run.only else ""
+        out(f"accepted on {run.date} ({run.script}{part}): {run.reason}")
     last = record.last
     scripts = sorted({run.script for run in record.runs if run.run in last.runs})
     if scripts:
