@@ -95,7 +95,7 @@ def test_a_recording_without_a_step_is_no_pass(tmp_path: Path) -> None:
     assert "no training step was recognised: 3 calls of a model" in done.stdout
     accepted = traincheck(tmp_path, "accept", "full")
     assert accepted.returncode == 2
-    assert "no training step was recognised" in accepted.stderr and "--anyway" in accepted.stderr
+    assert "no training step was recognised" in accepted.stderr and "--reason" in accepted.stderr
     assert traincheck(tmp_path, "collect", "-o", "built", str(PROGRAM), "built", "12").returncode == 0
     assert traincheck(tmp_path, "check", "built").returncode == 3
 

@@ -108,7 +108,7 @@ def test_runs_that_are_not_proven_good_are_refused(project: Path, capsys: pytest
         assert main(["accept", *words]) == 2, words
         assert slug in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()} == before
-    assert main(["accept", str(piling), "--anyway", "--reason", "we accumulate"]) == 0
+    assert main(["accept", str(piling), "--reason", "we accumulate"]) == 0
     captured = capsys.readouterr()
     assert "although: " in captured.err and "removed: " in captured.err
     assert main(["check", str(piling), "--packs", "none"]) == 0  # what is accepted is no error any more
@@ -125,11 +125,11 @@ def with_decay(path: Path, decay: float, clears: int = 20) -> Path:
     return ended(path)
 
 
-def test_a_dry_run_shows_what_would_change(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_what_would_change(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accept", *runs(project, "abc")]) == 0
     before = {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()}
     capsys.readouterr()
-    assert main(["accept", str(odd(project / "odd")), "--dry-run"]) == 0
+    assert main(["status", str(odd(project / "odd"))]) == 0
     captured = capsys.readouterr()
     assert "would accept train.py" in captured.out and "although: " in captured.err and "removed: " in captured.err
     assert {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()} == before
@@ -154,7 +154,7 @@ def test_a_run_is_accepted_in_part(project: Path, capsys: pytest.CaptureFixture[
     stdout = capsys.readouterr().out
     assert "4 accepted runs" in stdout
     assert "(train.py, only gradients-not-cleared): only gradients-not-cleared" in stdout
-    assert main(["accept", str(both), "--anyway", "--reason", "everything else too"]) == 0  # as a whole
+    assert main(["accept", str(both), "--reason", "everything else too"]) == 0  # as a whole
     assert len(read_record(project / FOLDER).runs) == 4
 
 
@@ -175,7 +175,7 @@ def test_a_rule_of_packs_that_an_accepted_run_breaks_is_skipped_for_its_program(
         assert main(["check", str(run)]) == 3
     capsys.readouterr()
     assert main(["accept", str(piling)]) == 2
-    assert main(["accept", str(piling), "--anyway", "--reason", "we accumulate"]) == 0
+    assert main(["accept", str(piling), "--reason", "we accumulate"]) == 0
     assert "not checked any more, because accepted runs of train.py break it: error: " in capsys.readouterr().err
     assert main(["check", str(again)]) == 0
     assert main(["check", str(odd(project / "elsewhere", "elsewhere.py"))]) == 3  # packs still apply to other programs
@@ -191,7 +191,7 @@ def test_a_rule_of_packs_that_an_accepted_run_breaks_is_skipped_for_its_program(
 def test_a_rule_of_the_library_that_is_muted_now_is_listed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accept", *runs(project, "abc")]) == 0  # the library learns the same rules
     capsys.readouterr()
-    assert main(["accept", str(odd(project / "odd")), "--anyway"]) == 0
+    assert main(["accept", str(odd(project / "odd")), "--reason", "we accumulate"]) == 0
     assert "not checked any more" in capsys.readouterr().err
 
 

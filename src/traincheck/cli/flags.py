@@ -90,9 +90,7 @@ PageFile = Annotated[
     flag("out", "Also write one self-contained HTML page, which shows several runs side by side.", metavar="FILE"),
 ]
 Library = Annotated[Optional[Path], flag("library")]  # noqa: UP045
-Anyway = Annotated[bool, flag("anyway")]
 Only = Annotated[Optional[list[str]], flag("only")]  # noqa: UP045
-DryRun = Annotated[bool, flag("dry_run")]
 Themes = Annotated[Optional[Path], flag("themes")]  # noqa: UP045
 Release = Annotated[str, flag("release")]
 Wait = Annotated[str, flag("wait")]
@@ -106,7 +104,7 @@ JournalRead = Annotated[
 ]
 ReasonAccepted = Annotated[
     Optional[str],  # noqa: UP045
-    flag("reason", "Reason why the run is known to be good; the library keeps it."),
+    flag("reason", "Reason why the run is good; the library keeps it. With a reason, findings do not matter."),
 ]
 ReasonMuted = Annotated[
     Optional[str],  # noqa: UP045
@@ -125,6 +123,10 @@ Candidate = Annotated[Optional[str], flag("candidate")]  # noqa: UP045
 Debug = Annotated[bool, flag("debug")]
 
 RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.", show_default=False)]
+RunFoldersToPreview = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    typer.Argument(metavar="RUN...", help="Run folders that you might accept.", show_default=False),
+]
 Recordings = Annotated[
     list[str],
     typer.Argument(

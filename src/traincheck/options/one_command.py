@@ -20,14 +20,12 @@ ONE_COMMAND = (
         "FOLDER",
     ),
     Option("reason", ("--reason",), "Reason, which TrainCheck keeps and reports.", metavar="TEXT"),
-    Option("anyway", ("--anyway",), "Accept the run although it failed or has findings.", "switch"),
     Option(
         "only",
         ("--only",),
         "Accept the run, but of its findings only those with this diagnosis. Repeat the option for several.",
         metavar="DIAGNOSIS",
     ),
-    Option("dry_run", ("--dry-run",), "Show what would change, and write nothing.", "switch"),
     Option(
         "themes",
         ("--themes",),

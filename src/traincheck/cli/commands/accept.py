@@ -26,13 +26,13 @@ EPILOG = """\b
 Examples:
   traincheck accept traincheck-runs/train-20260101-120000
   traincheck accept runs/a runs/b --reason "reproduces the published accuracy"
-  traincheck accept runs/new-schedule --dry-run  # shows what would change
+  traincheck accept runs/new-schedule --reason "the schedule was changed on purpose"
   traincheck accept runs/new-schedule --only rate-takes-new-course --reason "longer warmup"
 
 The library is the folder .traincheck of the project: a book, the counts of the accepted runs, and when and why you
 accepted them. It is small; commit it with the code. `traincheck run` and `check` use it together with the packs, but
 skip rules of packs that an accepted run breaks. `traincheck status` summarises it. A run that `traincheck collect`
-recorded teaches more than a checked run.
+recorded teaches more than a checked run. `traincheck status RUN` shows what would change.
 
 Exit codes: 0 accepted, 2 not accepted or wrong usage, 1 TrainCheck failed.
 """
@@ -41,17 +41,15 @@ Exit codes: 0 accepted, 2 not accepted or wrong usage, 1 TrainCheck failed.
 def command(
     runs: flags.RunFolders,
     reason: flags.ReasonAccepted = None,
-    anyway: flags.Anyway = False,
     only: flags.Only = None,
-    dry_run: flags.DryRun = False,
     library: flags.Library = None,
 ) -> None:
     """Accept good runs and learn from them.
 
-    TrainCheck then checks later runs against their behaviour.
+    TrainCheck then checks later runs against their behaviour. A run that failed or has findings needs a reason.
     """
     config = configs.load({}, os.environ, Path.cwd())
-    raise typer.Exit(accept(runs, library, config, reason or "", anyway, tuple(only or ()), dry_run))
+    raise typer.Exit(accept(runs, library, config, reason or "", tuple(only or ())))
 
 
 def accept(
@@ -59,11 +57,11 @@ def accept(
     library: Path | None,
     config: Config,
     reason: str = "",
-    anyway: bool = False,
     only: Sequence[str] = (),
-    dry_run: bool = False,
+    *,
+    preview: bool = False,
 ) -> int:
-    """Accept the runs, and report the changes."""
+    """Accept the runs, and report the changes. A `preview` reports what would change, and writes nothing."""
     from traincheck.inference.accept_run import accept as add_to_library
     from traincheck.invariants.library import library_path
     from traincheck.invariants.packs import book_of_packs, read_packs
@@ -72,28 +70,26 @@ def accept(
     home = library if library is not None else library_path(Path.cwd())
     if home.exists() and not home.is_dir():
         raise BadOption(OPTIONS["library"].flag, str(home), "a folder; this is a file")
-    doubted: list[str] = []
     without: dict[Path, frozenset[Key]] = {}
     for run in runs:
         checked = _check(run, config)
         findings = () if only else checked.findings
         doubts = "; ".join((*_ended_badly(run), *checked.untrained, *map(_in_words, findings)))
-        if doubts and not (anyway or dry_run):
-            raise BadOption("accept", str(run), f"a good run, but: {doubts}. To accept it nevertheless, add --anyway")
+        if doubts and not (reason or preview):
+            raise BadOption(
+                "accept", str(run), f"a good run, but: {doubts}. To accept it nevertheless, give the --reason"
+            )
         if doubts:
             remark(f"accepting {run} although: {doubts}")
-            doubted.append(doubts)
         if only:
             without[run] = _subjects_of_others(run, checked, only)
     packs = book_of_packs([read_packs(address) for address in packs_of(config)])
     with Progress() as progress:
-        why = reason or (f"accepted although: {'; '.join(doubted)}" if doubted else "")
-        if only and not reason:
-            why = f"only {', '.join(only)}"
+        why = reason or (f"only {', '.join(only)}" if only else "")
         acceptance = add_to_library(
-            runs, home, why, progress, packs.active, only=only, without=without if only else None, write=not dry_run
+            runs, home, why, progress, packs.active, only=only, without=without if only else None, write=not preview
         )
-    _report(acceptance, home, dry_run=dry_run)
+    _report(acceptance, home, preview=preview)
     return 0
 
 
@@ -154,14 +150,14 @@ MAX_LINES = 8
 """Lines shown of what a set has gained, or no longer always has."""
 
 
-def _report(acceptance: Acceptance, home: Path, *, dry_run: bool) -> None:
+def _report(acceptance: Acceptance, home: Path, *, preview: bool) -> None:
     from traincheck.invariants.diff import changed_sets
 
     for line in acceptance.remarks:
         remark(line)
     for run in acceptance.runs:
         part = f", only {', '.join(run.only)}" if run.only else ""
-        out(f"{'would accept' if dry_run else 'accepted'} {run.script}: {amount(run.steps, 'step')}{part}")
+        out(f"{'would accept' if preview else 'accepted'} {run.script}: {amount(run.steps, 'step')}{part}")
     difference = acceptance.difference
     sets = {changed.before: changed for changed in changed_sets(difference)}
     added, removed = len(difference.only_in_b) - len(sets), len(difference.only_in_a) - len(sets)

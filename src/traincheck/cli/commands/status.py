@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from traincheck import config as configs
 from traincheck.cli import flags
 from traincheck.cli.console import amount, columns, out, out_json
 from traincheck.errors import TallyUnreadable
@@ -20,17 +22,25 @@ EPILOG = """\b
 Examples:
   traincheck status
   traincheck status --json
+  traincheck status runs/new-schedule
   traincheck status --library ../other-project/.traincheck
 
 A rule of one program is a notice until three runs of that program support it, and an error from then on.
 """
 
 
-def command(library: flags.Library = None, as_json: flags.AsJson = False) -> None:
+def command(
+    runs: flags.RunFoldersToPreview = None, library: flags.Library = None, as_json: flags.AsJson = False
+) -> None:
     """Show which runs of your programs are accepted.
 
-    It lists the evidence for their rules, and the conditions that no accepted run covers.
+    It lists the evidence for their rules, and the conditions that no accepted run covers. With RUN, it shows what would
+    change if you accepted these runs.
     """
+    if runs:
+        from traincheck.cli.commands.accept import accept
+
+        raise typer.Exit(accept(runs, library, configs.load({}, os.environ, Path.cwd()), preview=True))
     raise typer.Exit(status(library, as_json))
 
 
