@@ -20,7 +20,7 @@ from loops import STEP, loader
 from observed_process import observing
 from traincheck.checking.engine import Engine, demand_of
 from traincheck.invariants.book import read_book
-from traincheck.sources.functions import no_grad_operations
+from traincheck.sources.functions import described_windows
 from traincheck.sources.tensors import hashing
 from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 from traincheck.vocab.events import Window
@@ -93,7 +93,7 @@ class Counted:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_calls_no_more_functions(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(no_grad_operations, "FULL_CALLS", no_grad_operations.FULL_CALLS if kind == "described" else 0)
+    monkeypatch.setattr(described_windows, "FULL_CALLS", described_windows.FULL_CALLS if kind == "described" else 0)
     counted = Counted()
 
     def before_step(step: int) -> None:

@@ -14,8 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from observed_process import observing
 from traincheck.relations.consistent.relation import Consistent
-from traincheck.sources.functions import no_grad_operations
-from traincheck.sources.functions.no_grad_operations import MAX_CALLS, OFTEN, SELDOM
+from traincheck.sources.functions import described_windows
+from traincheck.sources.functions.described_windows import MAX_CALLS, OFTEN, SELDOM
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, PARTIAL, Reading, Window
 from traincheck.vocab.occasion import Occasion
@@ -217,7 +217,7 @@ def test_the_end_says_whether_all_windows_were_described(monkeypatch: pytest.Mon
 
     demand = NO_GRAD | Demand.of_readings("no_grad.described_all")
     assert complete(train(returns, demand=demand)) == [True]
-    monkeypatch.setattr(no_grad_operations, "FULL_CALLS", 10)
+    monkeypatch.setattr(described_windows, "FULL_CALLS", 10)
     assert complete(train(returns, steps=3 * SELDOM, demand=demand)) == [False]
 
 
@@ -255,7 +255,7 @@ def test_the_first_calls_are_described_and_then_one_window_of_many(monkeypatch: 
         return {window.step for window, reading in readings(windows, "changes") if reading.role != PARTIAL}
 
     assert described() == set(range(2, 2 * SELDOM + 3))
-    monkeypatch.setattr(no_grad_operations, "FULL_CALLS", 0)
+    monkeypatch.setattr(described_windows, "FULL_CALLS", 0)
     assert described() == {*range(2, OFTEN + 1), SELDOM, 2 * SELDOM}
 
 

@@ -110,11 +110,10 @@ class TorchFunctionSource:
         if mode.operations is None and on:
             from traincheck.sources.functions.no_grad_operations import NoGradOperations  # seldom demanded
 
-            mode.operations = NoGradOperations(self.name, recorder, self._catalog, mode.watch)
+            mode.operations = NoGradOperations(self.name, recorder, self._catalog, mode)
             recorder.add_listener(mode.operations)
         if mode.operations is not None:
-            mode.operations.enabled = on
-            mode.describes = mode.describes and on
+            mode.operations.windows.demand(on)
             recorder.after_gap(self.name, mode.operations.report_again, undo=undo, repeatable=True)
             recorder.at_end(recorder.guarded(self.name, mode.operations.report_completeness))
             if on:
@@ -289,6 +288,7 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         self.off = False
         self.records = True  # whether calls are recorded
         self.describes = False  # whether calls are described, see `operations`
+        self._inside_described = False  # functions inside a described one are not
         self.operations: NoGradOperations | None = None
         self._recorder = recorder
         self._silent = recorder.availability.disabled
@@ -319,14 +319,13 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
                 self._below = stack[:-1]
                 _pop_mode()
 
-    def watch(self, on: bool) -> bool:
-        """Describe calls from now on, or no more; whether they are described."""
+    def describe_from_now_on(self, on: bool) -> None:
+        """See `DescribingMode`."""
         if on and self.can_resume():
             self.resume()
         elif not self.records:
             self.suspend()
         self.describes = on and not self.is_off() and self.is_of_this_thread()
-        return self.describes
 
     def is_of_this_thread(self) -> bool:
         """Return whether the mode belongs to the stack of this thread."""
@@ -370,7 +369,7 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             observed = self._learn(func)
         if observed is _REPLACED:
             return _original(func)(*args, **(kwargs or {}))
-        if self.describes:
+        if self.describes and not self._inside_described:
             return self._described(func, types, args, kwargs)
         if observed is None:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -386,12 +385,12 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
 
     def _described(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Call a function, record it if that is demanded, and describe it. Functions inside it are not described."""
-        self.describes = False
+        self._inside_described = True
         operations = self.operations
         try:
             result = self.__torch_function__(func, types, args, kwargs)
         finally:
-            self.describes = operations is not None and operations.on
+            self._inside_described = False
         if self.describes and operations is not None:
             with torch._C.DisableTorchFunction():  # modes of the program do not see what TrainCheck reads
                 in_graph = type(result) is torch.Tensor and result.requires_grad and torch.is_grad_enabled()
