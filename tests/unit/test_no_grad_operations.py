@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from observed_process import observing
 from traincheck.relations.consistent.relation import Consistent
 from traincheck.sources.functions import described_windows
-from traincheck.sources.functions.described_windows import MAX_CALLS, OFTEN, SELDOM
+from traincheck.sources.functions.described_windows import MAX_CALLS, SCHEDULE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, PARTIAL, Reading, Window
 from traincheck.vocab.occasion import Occasion
@@ -218,7 +218,7 @@ def test_the_end_says_whether_all_windows_were_described(monkeypatch: pytest.Mon
     demand = NO_GRAD | Demand.of_readings("no_grad.described_all")
     assert complete(train(returns, demand=demand)) == [True]
     monkeypatch.setattr(described_windows, "FULL_CALLS", 10)
-    assert complete(train(returns, steps=3 * SELDOM, demand=demand)) == [False]
+    assert complete(train(returns, steps=3 * SCHEDULE.seldom, demand=demand)) == [False]
 
 
 def test_another_batch_size_changes_no_line() -> None:
@@ -251,12 +251,12 @@ def test_the_first_calls_are_described_and_then_one_window_of_many(monkeypatch: 
         x * (0.123 + 0.01 * next(changing))  # no two windows are equal
 
     def described() -> set[int]:
-        windows = train(changes, steps=2 * SELDOM + 3)
+        windows = train(changes, steps=2 * SCHEDULE.seldom + 3)
         return {window.step for window, reading in readings(windows, "changes") if reading.role != PARTIAL}
 
-    assert described() == set(range(2, 2 * SELDOM + 3))
+    assert described() == set(range(2, 2 * SCHEDULE.seldom + 3))
     monkeypatch.setattr(described_windows, "FULL_CALLS", 0)
-    assert described() == {*range(2, OFTEN + 1), SELDOM, 2 * SELDOM}
+    assert described() == {*range(2, SCHEDULE.often + 1), SCHEDULE.seldom, 2 * SCHEDULE.seldom}
 
 
 def test_a_window_of_many_calls_is_not_described_and_costs_little() -> None:

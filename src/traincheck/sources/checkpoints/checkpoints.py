@@ -161,7 +161,8 @@ class CheckpointSource:
                 self._states.record(call.seq, matched, SAVED)
 
     def _report_entries_again(self) -> None:
-        self._entries = None
+        if self._entries is not None:
+            self._entries.forget_reported()
 
     def _match_modules(self, others: list[Mapping[str, Any]]) -> Iterator[ModuleState]:
         """Match mappings that no known `state_dict` call returned with living modules.

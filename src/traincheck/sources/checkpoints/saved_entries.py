@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from traincheck.sources.recording.descriptions import Descriptions
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import form_of
 from traincheck.vocab.demand import CHECKPOINT, ENTRIES
-from traincheck.vocab.events import SAVED, Reading, without_positions
-from traincheck.vocab.facts import facts
+from traincheck.vocab.events import SAVED, without_positions
 
 MAX_DEPTH = 6
 """Entries that lie deeper are described by their type."""
@@ -28,7 +28,6 @@ MAX_ITEMS = 10_000
 
 IN_MEMORY = "a file in memory"
 
-_CONTEXT = facts(kind=CHECKPOINT)
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 
 
@@ -36,17 +35,14 @@ class SavedEntries:
     """Takes a reading for each file and set of entries that is new."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._reported: set[tuple[str, tuple[str, ...]]] = set()
+        self._entries = Descriptions(recorder, CHECKPOINT)
+        self.forget_reported = self._entries.forget
 
     def record(self, call: int, saved: Any, target: Any) -> None:
         """Describe what is saved to `target` (a path or a file) in `call`. Call under `hidden_from_modes`."""
-        file, lines = file_name(target), tuple(sorted(set(_lines(saved, "", 0))))
-        if lines and (file, lines) not in self._reported:
-            self._reported.add((file, lines))
-            seq = self._recorder.next_seq()
-            reading = Reading(seq, call, file, CHECKPOINT, ENTRIES, "\n".join(lines), SAVED, _CONTEXT)
-            self._recorder.record_reading(reading)
+        lines = sorted(set(_lines(saved, "", 0)))
+        if lines:
+            self._entries.report(call, file_name(target), ENTRIES, "\n".join(lines), SAVED)
 
 
 def file_name(target: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from traincheck.sources.recording.descriptions import Descriptions, Schedule
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.call_summaries import MAX_NESTED_TENSORS
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
@@ -24,13 +25,11 @@ from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import form_of, hidden_from_modes
 from traincheck.sources.tensors.value_facts import readable_memory
 from traincheck.vocab.demand import BATCH, FORM, WITH_GRADIENTS, WITHOUT_GRADIENTS
-from traincheck.vocab.events import Reading
-from traincheck.vocab.facts import facts
 
 SOURCE = "modules"
 
-OFTEN, SELDOM = 5, 25
-"""The first calls of a model are described, then one in `SELDOM`."""
+SCHEDULE = Schedule(often=5, seldom=25)
+"""Of the calls of a model."""
 MIN_ELEMENTS = 8
 """The range of fewer elements is chance."""
 
@@ -39,7 +38,6 @@ LEAST_CALLS = 3
 RANGES = " (values)"
 """In the first line of a description of ranges. A short run with fewer calls has none, so they are no forms."""
 
-_CONTEXT = facts(kind=BATCH)
 _Ends = tuple[float, float]
 _RANGES = (
     (0.0, 1.0, "0 to 1"),
@@ -56,18 +54,15 @@ class BatchForms:
         self._recorder = recorder
         self._calls: dict[tuple[str, bool], int] = {}
         self._ends: dict[tuple[str, bool, str], _Ends] = {}  # by model, whether gradients are on, and name of the input
-        self.forget_reported()
-
-    def forget_reported(self) -> None:
-        """Report forms again that were reported before."""
-        self._reported: set[tuple[str, str]] = set()
+        self._forms = Descriptions(recorder, BATCH)
+        self.forget_reported = self._forms.forget
 
     def should_read(self, model: str, *, learns: bool) -> bool:
         """Whether to describe this call of the model. `learns`: gradients are on."""
         if torch.jit.is_tracing():
             return False
         number = self._calls[model, learns] = self._calls.get((model, learns), 0) + 1
-        return number <= OFTEN or number % SELDOM == 0
+        return SCHEDULE.includes(number)
 
     def read(
         self,
@@ -83,7 +78,7 @@ class BatchForms:
             tensors = list(_named_tensors(args, keywords))
             names = [name for name, _ in tensors]
             forms = {f"{name} is {form_of(tensor)}" for name, tensor in tensors}
-            ranged = LEAST_CALLS <= self._calls[model, learns] <= OFTEN
+            ranged = LEAST_CALLS <= self._calls[model, learns] <= SCHEDULE.often
             how = WITH_GRADIENTS if learns else WITHOUT_GRADIENTS
 
             def conclude(fetched: list[_Ends | None], next_seq: NextSeq) -> None:
@@ -93,11 +88,9 @@ class BatchForms:
                     if ends is not None
                 }
                 for header, lines in ((how, forms), (f"{how}{RANGES}", ranges if ranged else ())):
-                    text = "\n".join((header, *sorted(lines)))
-                    if lines and (model, text) not in self._reported:
-                        self._reported.add((model, text))
-                        reading = Reading(next_seq(), call, model, BATCH, FORM, text, context=_CONTEXT)
-                        self._recorder.record_reading(reading)
+                    if lines:
+                        text = "\n".join((header, *sorted(lines)))
+                        self._forms.report(call, model, FORM, text, next_seq=next_seq)
 
             self._recorder.transfers.when_ready(SOURCE, [_ends_of(tensor) for _, tensor in tensors], conclude, events=2)
 

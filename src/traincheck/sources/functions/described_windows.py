@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from traincheck.sources.recording.descriptions import Schedule
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.vocab.events import END, EVAL, LIVE, PARTIAL, TRAIN
 
-FULL_CALLS, OFTEN, SELDOM = 100_000, 10, 25
-"""All windows are described until so many calls were seen (a second or two of work). From then on one in `SELDOM` is,
-and the first `OFTEN` of each stage."""
+FULL_CALLS = 100_000
+"""All windows are described until so many calls were seen (a second or two of work), from then on those of the
+schedule."""
+SCHEDULE = Schedule(often=10, seldom=25)
+"""Of the windows of each stage."""
 MAX_CALLS = 20_000
 """A window with more calls is not described (some tenths of a second of work)."""
 
@@ -103,7 +106,7 @@ class DescribedWindows:
         self._windows[opens] += 1
         number = self._windows[opens]
         # To see a training step from its beginning, the end of the one before has to be watched.
-        sampled = number <= OFTEN or number % SELDOM == 0 or (opens == TRAIN and (number + 1) % SELDOM == 0)
+        sampled = SCHEDULE.includes(number) or (opens == TRAIN and SCHEDULE.includes(number + 1))
         if opens == EVAL:
             self.role = LIVE
         elif not self._mode.describes or self._calls > MAX_CALLS:

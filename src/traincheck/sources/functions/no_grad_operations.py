@@ -30,6 +30,7 @@ from traincheck.sources.functions.function_owners import FunctionOwners
 from traincheck.sources.functions.operation_lines import Line, OperationLines
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import release
+from traincheck.sources.recording.descriptions import Descriptions
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
@@ -64,12 +65,9 @@ class NoGradOperations(RecorderListener):
         self._lines = OperationLines(catalog, FunctionOwners(recorder))
         self._calls: list[_Call] = []
         self._times: dict[tuple[str, str], dict[str, set[float | str]]] = {}  # by stage and function
-        self._reported: Counter[tuple[str, str, str]] = Counter()
+        self._descriptions = Descriptions(recorder, NO_GRAD, MAX_REPORTS)
+        self.report_again = self._descriptions.forget
         self.windows = DescribedWindows(recorder, mode, self._lines.forget_results)
-
-    def report_again(self) -> None:
-        """Report descriptions again that were reported before."""
-        self._reported.clear()
 
     def report_completeness(self) -> None:
         """Report whether all windows so far were described, except for the last one, which is about to close."""
@@ -123,18 +121,17 @@ class NoGradOperations(RecorderListener):
             if call.seq < end:
                 by_owner.setdefault(call.line.owner, []).append(call)
         for owner, calls in by_owner.items():
-            lines = [call.line for call in calls]
-            operations = sorted(self._marked(cut.stage, owner, lines, whole=role == LIVE))
-            numbers = sorted({number for line in lines for number in line.numbers})
-            for attribute, texts in ((OPERATIONS, operations), (OPERATION_NUMBERS, numbers)):
+            self._report_function(owner, calls, role, cut)
+
+    def _report_function(self, owner: str, calls: list[_Call], role: str, cut: Cut) -> None:
+        lines = [call.line for call in calls]
+        seq = min(max(calls[-1].seq, self.windows.last_update), cut.seq - 1)
+        operations = sorted(self._marked(cut.stage, owner, lines, whole=role == LIVE))
+        numbers = sorted({number for line in lines for number in line.numbers})
+        for attribute, texts in ((OPERATIONS, operations), (OPERATION_NUMBERS, numbers)):
+            if texts:
                 text = "\n".join((release(), *texts))
-                key = (f"{attribute} {cut.stage} {owner}", text, role)
-                if texts and self._reported[key] < MAX_REPORTS:
-                    self._reported[key] += 1
-                    seq = min(max(calls[-1].seq, self.windows.last_update), cut.seq - 1)
-                    self._recorder.record_reading(
-                        Reading(seq, NO_CALL, owner, NO_GRAD, attribute, text, role, _CONTEXT)
-                    )
+                self._descriptions.report(NO_CALL, owner, attribute, text, role, stage=cut.stage, next_seq=lambda: seq)
 
     def _marked(self, stage: str, owner: str, lines: list[Line], *, whole: bool) -> list[str]:
         """The operations of a function in this window, marked if they are not always there, see Note [Branches]."""

@@ -12,12 +12,12 @@ import torch
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import release
+from traincheck.sources.recording.descriptions import Descriptions
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import GRAPH, OPERATION_NUMBERS, OPERATIONS, Demand
-from traincheck.vocab.events import Reading, without_positions
-from traincheck.vocab.facts import facts
+from traincheck.vocab.events import without_positions
 
 OFTEN, SELDOM = 5, 50
 """Graphs of one size are described so often; then one backward in `SELDOM`, which is also the rule once `MAX_TOTAL`
@@ -26,8 +26,6 @@ MAX_TOTAL = 500_000
 MAX_SIZES = 10_000
 SEVERAL_THREADS = -1
 """Where several threads train, a graph may change while it is read, so none is described."""
-
-_GRAPH_CONTEXT = facts(kind=GRAPH)
 
 
 class GraphSource:
@@ -42,7 +40,6 @@ class GraphSource:
         self._backwards = 0
         self._described_nodes = 0
         self._seen: dict[int, int] = {}
-        self._reported: set[tuple[str, str, frozenset[str]]] = set()
         self._last_number = 0
         self.describe: Callable[[Any, int], object] = _nothing
 
@@ -53,6 +50,8 @@ class GraphSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
+        if not recorder.reattaching:
+            self._graphs = Descriptions(recorder, GRAPH)
         self._attributes = [name for name in (OPERATIONS, OPERATION_NUMBERS) if demand.takes_reading(GRAPH, name)]
         undo = UndoStack()
         if self._attributes:
@@ -65,7 +64,7 @@ class GraphSource:
         return undo
 
     def _report_again(self) -> None:
-        self._reported.clear()
+        self._graphs.forget()
         self._seen.clear()
 
     def _describe(self, tensors: Any, call: int) -> None:
@@ -109,13 +108,7 @@ class GraphSource:
         for path, attribute, text in texts:
             by_kind.setdefault((without_positions(path), attribute), {}).setdefault(text, path)
         for (kind, attribute), paths in by_kind.items():
-            key = (kind, attribute, frozenset(paths))
-            if key in self._reported:
-                continue
-            self._reported.add(key)
-            for text, path in paths.items():
-                seq = self._recorder.next_seq()
-                self._recorder.record_reading(Reading(seq, call, path, GRAPH, attribute, text, context=_GRAPH_CONTEXT))
+            self._graphs.report_together(call, kind, attribute, paths)
 
 
 def _nothing(tensors: Any, call: int) -> None:

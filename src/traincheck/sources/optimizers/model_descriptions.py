@@ -10,19 +10,17 @@ from traincheck.sources.modules.module_attributes import ModuleAttributes
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import SOURCE, settings
 from traincheck.sources.optimizers.parameter_treatment import ParameterTreatment
+from traincheck.sources.recording.descriptions import Descriptions, Schedule
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import MODEL, MODULES, PARAMETERS
-from traincheck.vocab.events import Reading
-from traincheck.vocab.facts import FactValue, facts
+from traincheck.vocab.facts import FactValue
 
-OFTEN, SELDOM = 5, 50
-"""Models are described at the first updates, then at one in `SELDOM`."""
+SCHEDULE = Schedule(often=5, seldom=50)
+"""Of the updates at which models are described."""
 MAX_MODELS = 32
 """Descriptions that are reported at an update. Those of other models follow at later ones."""
-
-_CONTEXT = facts(kind=MODEL)
 
 
 class ModelDescriptions:
@@ -34,17 +32,18 @@ class ModelDescriptions:
         self._first_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
         self._module_attributes = ModuleAttributes()
         self._treatment = ParameterTreatment(catalog)
-        self.forget_reported()
+        self._descriptions = Descriptions(recorder, MODEL)
+        self._updates = 0
 
     def forget_reported(self) -> None:
         """Report all descriptions again at the next update."""
-        self._reported: set[tuple[str, str, tuple[str, ...]]] = set()
+        self._descriptions.forget()
         self._updates = 0
 
     def update_begins(self, call: int, attributes: Sequence[str]) -> None:
         """Describe these attributes of the models, if this is an update at which they are described."""
         self._updates += 1
-        if self._updates <= OFTEN or self._updates % SELDOM == 0:
+        if SCHEDULE.includes(self._updates):
             self._describe_models(call, attributes)
 
     def _describe_models(self, call: int, attributes: Sequence[str]) -> None:
@@ -66,16 +65,11 @@ class ModelDescriptions:
                 descriptions[PARAMETERS] = self._treatment.describe(groups_by_optimizer)
             if MODULES in attributes:
                 descriptions[MODULES] = self._module_attributes.describe(self._catalog)
-        new = [
-            (attribute, model, lines)
-            for attribute, lines_by_model in descriptions.items()
-            for model, lines in lines_by_model.items()
-            if (attribute, model, lines) not in self._reported
-        ]
-        for attribute, model, lines in new[:MAX_MODELS]:
-            self._reported.add((attribute, model, lines))
-            reading = Reading(next_seq(), call, model, MODEL, attribute, "\n".join(lines), context=_CONTEXT)
-            self._recorder.record_reading(reading)
+        left = MAX_MODELS
+        for attribute, lines_by_model in descriptions.items():
+            for model, lines in lines_by_model.items():
+                if left:
+                    left -= self._descriptions.report(call, model, attribute, "\n".join(lines), next_seq=next_seq)
 
     def _at_first(self, optimizer: Any) -> list[dict[str, FactValue]]:
         """The settings of each group of an optimizer when it was first seen here."""
