@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from observed_process import observing
 from torch_version import reports_graph_details
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import EVERYTHING, Demand
 
 NEEDS_GRAPH_DETAILS = pytest.mark.skipif(not reports_graph_details(), reason="this torch reports no dtypes and numbers")
 GRAPH = Demand.of_calls("torch.autograd.backward") | Demand.of_readings("graph.operations", "graph.numbers")
@@ -212,6 +212,19 @@ def test_a_graph_that_changes_late_is_described() -> None:
             (loss + logits.square().mean() if step >= 50 else loss).backward()
     operations = [str(r.value) for r in seen.readings if (r.attribute, r.variable) == ("operations", "program")]
     assert ["loss <- add" in text for text in operations] == [False, True]
+
+
+def test_the_first_forward_after_a_gap_has_its_operations() -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with observing(EVERYTHING, watches=lambda step: step % 4 == 0) as seen:
+        for _ in range(9):
+            optimizer.zero_grad()
+            cross_entropy(net(torch.randn(6, 5, 8)), torch.arange(6) % 4).backward()
+            optimizer.step()
+    assert [window.step for window in seen.windows if window.stage == "train"] == [4, 8]
+    of_program = {str(r.value) for r in seen.readings if (r.attribute, r.variable) == ("operations", "program")}
+    assert [text.split("\n")[1:] for text in of_program] == [described(net)["operations", "program"]]
 
 
 class Double(torch.autograd.Function):

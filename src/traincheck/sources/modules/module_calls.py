@@ -203,8 +203,12 @@ class ModuleCalls(RecorderListener):
                 profiler.resume()
 
     def _nests(self, module: nn.Module) -> int:
+        of_thread = self._depth
         try:
-            return self._depth.stack.push(module)
+            depth = of_thread.stack.push(module)
+            if self._next_number is not None:
+                of_thread.starts[depth - 1 :] = (self._next_number(),)
+            return depth
         except Exception as error:  # such as lack of memory
             self._recorder.fault(SOURCE, error)
             return 1
