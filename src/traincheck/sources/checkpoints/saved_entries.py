@@ -36,7 +36,7 @@ class SavedEntries:
 
     def __init__(self, recorder: Recorder) -> None:
         self._entries = Descriptions(recorder, CHECKPOINT)
-        self.forget_reported = self._entries.forget
+        self.forget_reported = self._entries.forget_unread
 
     def record(self, call: int, saved: Any, target: Any) -> None:
         """Describe what is saved to `target` (a path or a file) in `call`. Call under `hidden_from_modes`."""

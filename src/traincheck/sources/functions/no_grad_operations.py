@@ -66,7 +66,7 @@ class NoGradOperations(RecorderListener):
         self._calls: list[_Call] = []
         self._times: dict[tuple[str, str], dict[str, set[float | str]]] = {}  # by stage and function
         self._descriptions = Descriptions(recorder, NO_GRAD, MAX_REPORTS)
-        self.report_again = self._descriptions.forget
+        self.report_again = self._descriptions.forget_unread
         self.windows = DescribedWindows(recorder, mode, self._lines.forget_results)
 
     def report_completeness(self) -> None:

@@ -64,8 +64,8 @@ class GraphSource:
         return undo
 
     def _report_again(self) -> None:
-        self._graphs.forget()
-        self._seen.clear()
+        if self._graphs.forget_unread():
+            self._seen.clear()
 
     def _describe(self, tensors: Any, call: int) -> None:
         """Report the graph that a backward starts from."""

@@ -36,9 +36,9 @@ class ModelDescriptions:
         self._updates = 0
 
     def forget_reported(self) -> None:
-        """Report all descriptions again at the next update."""
-        self._descriptions.forget()
-        self._updates = 0
+        """Report descriptions again at the next update that no reader of windows has got."""
+        if self._descriptions.forget_unread():
+            self._updates = 0
 
     def update_begins(self, call: int, attributes: Sequence[str]) -> None:
         """Describe these attributes of the models, if this is an update at which they are described."""

@@ -1,4 +1,10 @@
-"""Descriptions of a program as lines of text: they are taken seldom, and each one is reported once."""
+"""Descriptions of a program as lines of text: they are taken seldom, and each one is reported once.
+
+Note [Descriptions after a gap]
+Relations judge a description by itself, and learn what the descriptions of a run showed, so a gap between windows that
+are watched is no reason to report one again: it would only be taken again in each of these windows. A description is
+reported again if its window was dropped, and for a reader of windows that begins later.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +38,18 @@ class Descriptions:
         self._kind = kind
         self._context = facts(kind=kind)
         self._most_reports = most_reports
-        self._reported: dict[tuple[object, ...], int] = {}  # how often
+        self._reported: dict[tuple[object, ...], list[int]] = {}  # where
 
-    def forget(self) -> None:
-        """Report descriptions again that were reported before."""
-        self._reported.clear()
+    def forget_unread(self) -> bool:
+        """Report descriptions again that no reader of windows has got, see Note [Descriptions after a gap]; whether
+        there are any. Call it in a `reset`, see `Recorder.after_gap`."""
+        was_read = self._recorder.was_handed_on
+        reported, self._reported = self._reported, {}
+        for key, seqs in reported.items():
+            read = [seq for seq in seqs if was_read(seq)]
+            if read:
+                self._reported[key] = read
+        return self._reported != reported
 
     def report(
         self,
@@ -53,25 +66,28 @@ class Descriptions:
 
         `next_seq` returns the position of the reading, by default the next one.
         """
-        if not self._is_new((variable, attribute, text, role, stage)):
-            return False
-        self._record(call, variable, attribute, text, role, next_seq)
-        return True
+        seqs = self._reported.setdefault((variable, attribute, text, role, stage), [])
+        new = len(seqs) < self._most_reports
+        if new:
+            seqs.append(self._record(call, variable, attribute, text, role, next_seq))
+        return new
 
     def report_together(self, call: int, kind: str, attribute: str, variables: Mapping[str, str]) -> None:
         """Report the variables of one kind, by their texts, if variables of this kind never had just these texts."""
-        if self._is_new((kind, attribute, frozenset(variables))):
-            for text, variable in variables.items():
-                self._record(call, variable, attribute, text, LIVE, None)
-
-    def _is_new(self, key: tuple[object, ...]) -> bool:
-        times = self._reported.get(key, 0)
-        if times < self._most_reports:
-            self._reported[key] = times + 1
-        return times < self._most_reports
+        seqs = self._reported.setdefault((kind, attribute, frozenset(variables)), [])
+        if len(seqs) < self._most_reports:
+            recorded = [self._record(call, variable, attribute, text, LIVE) for text, variable in variables.items()]
+            seqs += recorded[-1:]
 
     def _record(
-        self, call: int, variable: str, attribute: str, text: str, role: str, next_seq: Callable[[], int] | None
-    ) -> None:
+        self,
+        call: int,
+        variable: str,
+        attribute: str,
+        text: str,
+        role: str,
+        next_seq: Callable[[], int] | None = None,
+    ) -> int:
         seq = (next_seq or self._recorder.next_seq)()
         self._recorder.record_reading(Reading(seq, call, variable, self._kind, attribute, text, role, self._context))
+        return seq

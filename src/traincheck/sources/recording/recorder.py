@@ -90,6 +90,7 @@ class Recorder:
         self.transfers = DeviceTransfers(self, self._buffer)
         self._complete = True  # whether the open window has been watched from its beginning on
         self._taken_from = 0  # all events from this position on were taken, while `watching`
+        self._handed_from = self._handed_until = 0  # what the readers of windows have got, see `was_handed_on`
         self._end_seq = -1  # where the end of the run began
         self._unseen_training = -1  # where the program trained in a way that cannot be observed
         self._at_end: list[Callable[[], object]] = []
@@ -284,6 +285,7 @@ class Recorder:
         if disabled is None or unseen:
             self.sampling_gate.reset_sources()
         if window is not None:
+            self._handed_until = cut.seq
             self.watched_steps += complete and cut.stage == TRAIN
             self._on_window(window)
         for window_closed in self._listeners.window_closed:
@@ -317,8 +319,9 @@ class Recorder:
         """Call `reset` whenever events are taken again after a gap; with `undo`, only until that stack is closed.
 
         After a gap a source must not compare with a state from before it. A source must also report again the values
-        that it reports once, or on a change, for the readers of windows forget as well. A `reset` that only makes the
-        source report again is `repeatable`: `repeat_reports` calls it, too.
+        that it reports once, or on a change, for the readers of windows forget as well. (No reader forgets a
+        description that it got, see descriptions.py.) A `reset` that only makes the source report again is
+        `repeatable`: `repeat_reports` calls it, too.
         """
         guarded_reset = self.guarded(source, reset, always=True)
         self.sampling_gate.add_reset(guarded_reset, repeatable=repeatable)
@@ -327,7 +330,15 @@ class Recorder:
 
     def repeat_reports(self) -> None:
         """Make sources report again the values that they report once, for a reader that begins with the next window."""
+        self._handed_from = self._handed_until
         self.sampling_gate.repeat_reports()
+
+    def was_handed_on(self, seq: int) -> bool:
+        """Whether the readers of windows have got the event at `seq`; ask in a `reset`.
+
+        They have not if its window was dropped, or if the readers begin later (see `repeat_reports`).
+        """
+        return self._handed_from <= seq < self._handed_until
 
     def _on_opening(self, seq: int) -> None:
         """The next window may begin at `seq`: take events if it is to be watched."""
