@@ -52,13 +52,25 @@ class RelationPart(Protocol):
         """The rule as a sentence, see `Relation.describe`."""
 
 
-class ReadingPart:
-    """Base of parts whose occasions are readings of one window. They keep no state, and have a grain of their own."""
+class Part:
+    """Base of parts, with what most of them answer."""
 
-    grain: ClassVar[str]
+    @staticmethod
+    def is_optional_practice(prop: Property) -> bool:
+        return False
+
+
+class StatelessPart(Part):
+    """Base of parts that look at one window at a time."""
 
     def forget(self) -> None:
         """There is no state."""
+
+
+class ReadingPart(StatelessPart):
+    """Base of parts whose occasions are readings of one window. They have a grain of their own."""
+
+    grain: ClassVar[str]
 
     @classmethod
     def speaks_of(cls, subject: Subject) -> bool:
@@ -67,10 +79,6 @@ class ReadingPart:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_readings(subject.api)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
 
 def site_of(reading: Reading) -> str:

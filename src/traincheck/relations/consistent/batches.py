@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.consistent.replicas import USED_DATA, hold_the_same
-from traincheck.relations.parts import FORWARD, UPDATE, named
+from traincheck.relations.parts import FORWARD, UPDATE, StatelessPart, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, facts, value_of
@@ -26,7 +26,7 @@ DIFFERENT = Property(DIFFERS_ON_RANKS, BATCH)
 SUBJECT = Subject(BATCH, RANKS)
 
 
-class Batches:
+class Batches(StatelessPart):
     """Compares the inputs of models in training windows of several ranks; keeps nothing from step to step."""
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
@@ -58,19 +58,12 @@ class Batches:
         return Demand.of_calls(FORWARD) | update | Demand.of_readings(BATCH, FROZEN, USED_DATA)
 
     @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
-
-    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return "each rank trains its model on another batch"
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Nothing: a single rank cannot be judged."""
         return iter(())
-
-    def forget(self) -> None:
-        """There is no state."""
 
 
 def _is_gathered(batches_by_rank: Sequence[Sequence[Reading]]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.consistent.rank_pairs import AgreedVariables, classes_of, pairs_of
-from traincheck.relations.parts import named
+from traincheck.relations.parts import StatelessPart, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, facts
@@ -25,7 +25,7 @@ _CONTEXT = context_of(facts(same_name=True, same_rank=False), TRAIN)
 SAME = Property(SAME_ON_RANKS, USED)
 
 
-class Buffers:
+class Buffers(StatelessPart):
     """Compares training windows of several ranks. Keeps the first value of each buffer, and which buffers agreed."""
 
     def __init__(self) -> None:
@@ -69,19 +69,12 @@ class Buffers:
         return Demand.of_readings(USED, "parameter.used_data")
 
     @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
-
-    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return "a buffer that ranks have kept the same is so on every rank when the model is used for training"
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Nothing: a single rank cannot be judged."""
         return iter(())
-
-    def forget(self) -> None:
-        """There is no state of a single rank, see `across`."""
 
 
 def _with_difference(

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import short
-from traincheck.relations.parts import BACKWARD, FORWARD, SCHEDULE, UPDATE
+from traincheck.relations.parts import BACKWARD, FORWARD, SCHEDULE, UPDATE, Part
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import COMPILED, REGION, Call, Window
 from traincheck.vocab.facts import value_of
@@ -62,7 +62,7 @@ SUBJECT = Subject(UPDATE, GRAIN)
 _COUNTS = ("no backward", "one backward", "several backwards")
 
 
-class CallOrder:
+class CallOrder(Part):
     """Yields an occasion for each pair of calls that follow each other, and for each update, once in a window."""
 
     def __init__(self) -> None:
@@ -138,10 +138,6 @@ class CallOrder:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return ORDER
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from traincheck.relations.base import ended, outcome_of, short
-from traincheck.relations.parts import is_figure, phrase_for
+from traincheck.relations.parts import StatelessPart, is_figure, phrase_for
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Call, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, merged, value_of
@@ -45,7 +45,7 @@ class _Copied(NamedTuple):
     context: dict[str, FactValue]
 
 
-class CheckpointMatch:
+class CheckpointMatch(StatelessPart):
     """Judges the calls that save or load."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
@@ -69,9 +69,6 @@ class CheckpointMatch:
                     for level in call.levels:
                         subject = Subject(level, f"{kind}.{role}")
                         yield Occasion(subject, told_context, held, failed, seq, tuple(variables))
-
-    def forget(self) -> None:
-        """There is no state."""
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

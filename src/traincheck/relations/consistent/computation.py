@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from traincheck.relations.parts import BACKWARD
+from traincheck.relations.parts import BACKWARD, StatelessPart
 from traincheck.vocab.demand import GRAPH, NO_GRAD, OPERATION_NUMBERS, OPERATIONS, Demand
 from traincheck.vocab.events import END, EVAL, PARTIAL, SETUP, TRAIN, Reading, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -29,7 +29,7 @@ UNDER = " under "
 _STAGES = {SETUP: "in the set-up", TRAIN: "in training", EVAL: "in evaluation", END: "at the end"}
 
 
-class Computation:
+class Computation(StatelessPart):
     """Yields an occasion for each description of a module or function, and one for all modules of a kind in a backward.
 
     The first shows in which module an operation is new, the second that an operation is missing in all of them. Numbers
@@ -61,9 +61,6 @@ class Computation:
                 sometimes = _elements(HAS, subject.api, marked)
                 yield Occasion(subject, (), together, None, call, tuple(lines), sometimes=sometimes)
 
-    def forget(self) -> None:
-        """There is no state."""
-
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
         return subject.api in _SUBJECTS
@@ -72,10 +69,6 @@ class Computation:
     def needs(subject: Subject, prop: Property) -> Demand:
         calls = Demand.of_calls(BACKWARD) if subject.api.startswith(GRAPH) else Demand()
         return calls | Demand.of_readings(subject.api)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

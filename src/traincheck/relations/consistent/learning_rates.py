@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost
+from traincheck.relations.parts import SCHEDULE, UPDATE, Part, calls_of, named, number, outermost
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Reading, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -35,7 +35,7 @@ MIN_SHARE = 0.5
 _FIRST_GROUP = ".param_groups[0]"
 
 
-class LearningRates:
+class LearningRates(Part):
     """Follows the learning rate of the first group of each optimizer, and that of the scheduler."""
 
     def __init__(self) -> None:
@@ -97,10 +97,6 @@ class LearningRates:
         if subject.grain == START:
             return Demand.of_calls(UPDATE) | Demand.of_readings(LR)
         return Demand.of_calls(UPDATE, SCHEDULE) | Demand.of_readings(LR, SCHEDULED_LR)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

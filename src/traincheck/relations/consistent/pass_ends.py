@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-from traincheck.relations.parts import calls_of, named, number
+from traincheck.relations.parts import Part, calls_of, named, number
 from traincheck.relations.periodic.run_totals import BATCHES, ITER, LENGTH, NEXT
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, Call, Reading, Window
@@ -25,7 +25,7 @@ PASSES = Demand.of_calls(ITER, NEXT) | Demand.of_readings(BATCHES, LENGTH)
 _GRAIN = "passes over "
 
 
-class PassEnds:
+class PassEnds(Part):
     """Yields an occasion for each pass that ends. Loaders are known by the order in which the program builds them."""
 
     def __init__(self) -> None:
@@ -63,10 +63,6 @@ class PassEnds:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return PASSES
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import FORWARD, calls_of, named, number
+from traincheck.relations.parts import FORWARD, Part, calls_of, named, number
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Call, Change, Window
 from traincheck.vocab.facts import value_of
@@ -34,7 +34,7 @@ MAX_VARIABLES = 100_000
 """Beyond this, a program makes modules in a loop. The state is dropped, which bounds memory."""
 
 
-class Readiness:
+class Readiness(Part):
     """Follows modules with a `train` of their own, and buffers of random numbers."""
 
     def __init__(self) -> None:
@@ -128,10 +128,6 @@ class Readiness:
         if subject.api == BUFFER_DATA:
             return Demand.of_calls(FORWARD, changes=(BUFFER_DATA,)) | Demand.of_readings(MADE)
         return Demand.of_calls(FORWARD) | Demand.of_readings(subject.api)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

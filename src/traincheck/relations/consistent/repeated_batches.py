@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.parts import FORWARD, named
+from traincheck.relations.parts import FORWARD, Part, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -32,7 +32,7 @@ NEW, AS_LAST, AS_EARLIER, AS_BEFORE = (
 MAX_REMEMBERED = 20_000
 
 
-class RepeatedBatches:
+class RepeatedBatches(Part):
     """Follows the batches of each model through the passes of a run."""
 
     def __init__(self) -> None:
@@ -87,10 +87,6 @@ class RepeatedBatches:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_calls(FORWARD, PASS) | Demand.of_readings(CONTENT)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

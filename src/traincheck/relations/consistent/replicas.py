@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.consistent.rank_pairs import AgreedVariables, VariableNames, classes_of, pairs_of
-from traincheck.relations.parts import BACKWARD, UPDATE, calls_of, named, phrase_for
+from traincheck.relations.parts import BACKWARD, UPDATE, StatelessPart, calls_of, named, phrase_for
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import DIGEST, LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
@@ -124,7 +124,7 @@ def _difference(quantity: str, values: Sequence[tuple[int, FactValue]]) -> _Diff
     return _Difference(f"{differing_ranks_text(values)} in {words}", ranks_that_differ(values))
 
 
-class Replicas:
+class Replicas(StatelessPart):
     """Compares aligned windows. Keeps the last value of each reading and rank, because sources report changes only."""
 
     def __init__(self) -> None:
@@ -191,10 +191,6 @@ class Replicas:
         return Demand.of_calls(UPDATE) | Demand.of_readings(subject.api)
 
     @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
-
-    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return {
             DATA: "an update leaves the same value of a parameter on every rank",
@@ -207,9 +203,6 @@ class Replicas:
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Nothing: a single rank cannot be judged."""
         return iter(())
-
-    def forget(self) -> None:
-        """There is no state of a single rank, see `across`."""
 
 
 def _compare_first_values(windows: Sequence[Window]) -> Iterator[Occasion]:

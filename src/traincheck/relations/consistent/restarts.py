@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import UPDATE, calls_of, is_figure, named, number, phrase_for
+from traincheck.relations.parts import UPDATE, Part, calls_of, is_figure, named, number, phrase_for
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Reading, Window
 from traincheck.vocab.facts import FactValue
@@ -53,7 +53,7 @@ class _Optimizer:
         self.settings[key] = reading.value
 
 
-class Restarts:
+class Restarts(Part):
     """Follows the settings of all optimizers."""
 
     def __init__(self) -> None:
@@ -108,10 +108,6 @@ class Restarts:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_calls(UPDATE, changes=(PARAMETER_DATA,)) | Demand.of_readings(subject.api, STEP)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of
-from traincheck.relations.parts import FORWARD, calls_of, named
+from traincheck.relations.parts import FORWARD, Part, calls_of, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, TRAIN, Call, Window
 from traincheck.vocab.facts import FactValue, value_of
@@ -24,7 +24,7 @@ MAX_MODULES = 100_000
 """Beyond this, a program makes modules in a loop. The state is dropped, which bounds memory."""
 
 
-class TrainModeRestored:
+class TrainModeRestored(Part):
     """Follows the training flags of all modules."""
 
     def __init__(self) -> None:
@@ -71,10 +71,6 @@ class TrainModeRestored:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_calls(FORWARD) | Demand.of_readings(TRAINING)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import BACKWARD, FORWARD, UPDATE, calls_of
+from traincheck.relations.parts import BACKWARD, FORWARD, UPDATE, Part, calls_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, Call, Window
 from traincheck.vocab.facts import facts, value_of
@@ -27,7 +27,7 @@ MAX_OPTIMIZERS = 10_000
 """Beyond this, a program makes optimizers in a loop. The state is dropped, which bounds memory."""
 
 
-class BackwardBeforeStep:
+class BackwardBeforeStep(Part):
     """Counts backwards and model calls from update to update."""
 
     def __init__(self) -> None:
@@ -77,10 +77,6 @@ class BackwardBeforeStep:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_calls(UPDATE, BACKWARD, FORWARD)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, outcome_of, short
-from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, phrase_for
+from traincheck.relations.parts import SCHEDULE, UPDATE, Part, calls_of, named, number, outermost, phrase_for
 from traincheck.vocab.demand import ARGUMENTS, Demand
 from traincheck.vocab.events import LIVE, Call, Window
 from traincheck.vocab.facts import value_of
@@ -29,7 +29,7 @@ _CALL_FACTS = ("grads", "closure")
 _COUNTED = {HIGHEST: UPDATE, LOWEST: UPDATE, EPOCH: SCHEDULE}
 
 
-class Counters:
+class Counters(Part):
     """Keeps the last count of each counter."""
 
     def __init__(self) -> None:
@@ -75,10 +75,6 @@ class Counters:
         if call == UPDATE:
             return Demand.of_calls(UPDATE, LOAD) | Demand.of_readings(subject.api)
         return Demand.of_calls(SCHEDULE, values=(ARGUMENTS,)) | Demand.of_readings(subject.api)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

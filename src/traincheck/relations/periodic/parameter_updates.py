@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import BACKWARD, UPDATE, in_order
+from traincheck.relations.parts import BACKWARD, UPDATE, Part, in_order
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, TRAIN, Change, Window
 from traincheck.vocab.facts import Facts, value_of
@@ -52,7 +52,7 @@ class _Event(NamedTuple):
     uses: tuple[int, Facts] | None = None
 
 
-class ParameterUpdates:
+class ParameterUpdates(Part):
     """Follows the gradients from use to use, and judges each step by itself for the rest."""
 
     def __init__(self) -> None:
@@ -149,10 +149,6 @@ class ParameterUpdates:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_calls(UPDATE, changes=(DATA,)) | Demand.of_calls(BACKWARD, changes=(GRAD,))
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import SCHEDULE, calls_of, named, number, outermost
+from traincheck.relations.parts import SCHEDULE, Part, calls_of, named, number, outermost
 from traincheck.relations.periodic.run_totals import ITER, LENGTH, NEXT, SCHEDULED_LR
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, Call, Window
@@ -45,7 +45,7 @@ class _Pass:
     between: dict[str, int] = field(default_factory=dict)
 
 
-class ScheduleLength:
+class ScheduleLength(Part):
     """Follows the current pass over the most recent loader, and the schedulers."""
 
     def __init__(self) -> None:
@@ -104,10 +104,6 @@ class ScheduleLength:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_calls(ITER, NEXT, SCHEDULE) | Demand.of_readings(LENGTH, SPAN, SCHEDULED_LR)
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import BACKWARD, UPDATE, calls_of
+from traincheck.relations.parts import BACKWARD, UPDATE, Part, calls_of
 from traincheck.vocab.builtin_rules import FIRST, GRAD, LONG, NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, STRETCH, sentence_of
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import TRAIN, Window
@@ -26,7 +26,7 @@ MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
 
 
-class ZeroGradients:
+class ZeroGradients(Part):
     """Follows the parameters that never had a gradient other than zero."""
 
     def __init__(self) -> None:
@@ -88,10 +88,6 @@ class ZeroGradients:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return NOTHING
-
-    @staticmethod
-    def is_optional_practice(prop: Property) -> bool:
-        return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
