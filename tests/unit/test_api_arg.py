@@ -11,8 +11,9 @@ from traincheck.relations.api_arg.mode_arguments import OFF
 from traincheck.relations.api_arg.rank_calls import AS_OFTEN, IN_ORDER, SENT
 from traincheck.relations.api_arg.reinitialization import FRESH
 from traincheck.relations.api_arg.relation import APIArg
-from traincheck.relations.api_arg.worker_seeds import ITER, NEXT, RENEWED
+from traincheck.relations.api_arg.worker_seeds import RENEWED
 from traincheck.relations.comparison import FIRST
+from traincheck.relations.parts import ITER, NEXT
 from traincheck.sources.tensors.call_summaries import MAX_READ_CALLS
 from traincheck.testing.conformance import check_relation
 from traincheck.testing.readable_traces import from_text

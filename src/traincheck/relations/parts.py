@@ -19,6 +19,8 @@ UPDATE = "torch.optim.Optimizer.step"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
 FORWARD = "torch.nn.Module.forward"
 BACKWARD = "torch.autograd.backward"
+ITER, NEXT = "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"
+"""A pass over the data begins, and a batch is fetched."""
 
 V = TypeVar("V")
 

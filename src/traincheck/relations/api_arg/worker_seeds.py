@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from traincheck.relations.base import ended
 from traincheck.relations.comparison import common
+from traincheck.relations.parts import ITER, NEXT
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.facts import FactValue
@@ -19,7 +20,6 @@ from traincheck.vocab.properties import DISTINCT, EQUAL, WORKER_STATES
 
 RENEWED = "another in each pass"
 WORKER = "worker"
-NEXT, ITER = "torch.utils.data.DataLoader.__next__", "torch.utils.data.DataLoader.__iter__"
 
 _Round = dict[str, FactValue]
 """A state by the name of the worker."""

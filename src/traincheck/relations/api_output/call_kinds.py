@@ -28,10 +28,9 @@ from collections.abc import Iterator, Sequence, Set
 from operator import attrgetter
 
 from traincheck.relations.api_arg.call_arguments import FLOATING
-from traincheck.relations.api_arg.worker_seeds import NEXT
 from traincheck.relations.api_output.call_results import WHOLE, Flow
 from traincheck.relations.base import ended, outcome_of, short
-from traincheck.relations.parts import FORWARD, number
+from traincheck.relations.parts import FORWARD, NEXT, number
 from traincheck.vocab.call_kinds import LAYERED, NORMALISATION, argument_of_kind, is_layer_count, taking
 from traincheck.vocab.demand import ARGUMENTS, NUMBERS, TENSORS, Demand, ValueKind
 from traincheck.vocab.events import FUNCTION, MODULE, PROJECT, Call, TensorSummary, Window

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import short
-from traincheck.relations.parts import BACKWARD, FORWARD, SCHEDULE, UPDATE, Part
+from traincheck.relations.parts import BACKWARD, FORWARD, ITER, SCHEDULE, UPDATE, Part
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import COMPILED, REGION, Call, Window
 from traincheck.vocab.facts import value_of
@@ -47,11 +47,11 @@ DRIVING = (
     "torch.amp.GradScaler.unscale_",
     "torch.amp.GradScaler.step",
     "torch.amp.GradScaler.update",
-    "torch.utils.data.DataLoader.__iter__",
+    ITER,
 )
 """The calls that drive training, by their most general name."""
 
-BOUNDARIES = ("torch.nn.Module.train", "torch.nn.Module.eval", "torch.utils.data.DataLoader.__iter__")
+BOUNDARIES = ("torch.nn.Module.train", "torch.nn.Module.eval", ITER)
 """Of these, the calls that may come after the end of a pass."""
 
 ORDER = Demand.of_calls(*DRIVING, FORWARD)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.parts import FORWARD, UPDATE, calls_of, named, phrase_for
+from traincheck.relations.parts import FORWARD, ITER, UPDATE, calls_of, named, phrase_for
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import LIVE, TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, value_of
@@ -56,7 +56,7 @@ _API_BY_KIND = {
     "hyperparameter": UPDATE,
     "optimizer": UPDATE,
     "module": FORWARD,
-    "loader": "torch.utils.data.DataLoader.__iter__",
+    "loader": ITER,
 }
 
 SETTINGS = Demand.of_calls(*_API_BY_KIND.values(), *CLIPPING) | Demand.of_readings(

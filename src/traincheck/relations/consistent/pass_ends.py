@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-from traincheck.relations.parts import Part, calls_of, named, number
-from traincheck.relations.periodic.run_totals import BATCHES, ITER, LENGTH, NEXT
+from traincheck.relations.parts import ITER, NEXT, Part, calls_of, named, number
+from traincheck.relations.periodic.run_totals import BATCHES, LENGTH, is_whole_pass
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, Call, Reading, Window
-from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import PASS_ENDS
 
@@ -42,15 +41,10 @@ class PassEnds(Part):
                     yield _occasion(event.receiver, BEFORE_END, event.seq)
             elif event.role == ANNOUNCED:
                 self._lengths[event.variable] = number(event.value)
-            elif self._is_whole(event):
+            elif is_whole_pass(event, self._lengths.get(event.variable)):
                 yield _occasion(event.variable, AT_END, event.call)
             else:
                 self._left.add(event.variable)
-
-    def _is_whole(self, end: Reading) -> bool:
-        batches, length = number(end.value), self._lengths.get(end.variable)
-        all_fetched = batches is not None and length is not None and batches >= length
-        return all_fetched or value_of(end.context, "last_batch") is True
 
     def forget(self) -> None:
         """Windows were dropped. A length that was announced stays as it is."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.parts import FORWARD, Part, named
+from traincheck.relations.parts import FORWARD, ITER, Part, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import BATCH_IS
 
 CONTENT = "module.content"
-PASS = "torch.utils.data.DataLoader.__iter__"
 
 FIRST, LATER = "batches of the first pass", "batches of later passes"
 NEW, AS_LAST, AS_EARLIER, AS_BEFORE = (
@@ -41,7 +40,7 @@ class RepeatedBatches(Part):
         self._of_last_pass: dict[str, set[int]] = {}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        passes = [call.seq for call in window.calls if call.levels[-1] == PASS]
+        passes = [call.seq for call in window.calls if call.levels[-1] == ITER]
         for reading in window.readings:
             if named(reading) != CONTENT:
                 continue
@@ -86,7 +85,7 @@ class RepeatedBatches(Part):
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(FORWARD, PASS) | Demand.of_readings(CONTENT)
+        return Demand.of_calls(FORWARD, ITER) | Demand.of_readings(CONTENT)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost
+from traincheck.relations.parts import ITER, NEXT, SCHEDULE, UPDATE, calls_of, named, number, outermost
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, END, EVAL, LIVE, NO_CALL, Call, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
@@ -32,7 +32,6 @@ from traincheck.vocab.properties import DIFFERS_BETWEEN_PASSES, REACHES, STAYS_W
 PASS, HORIZON, RUN = "pass", "horizon", "run"
 BATCHES, ORDER, LENGTH = "loader.batches", "loader.order", "loader.length"
 EPOCH, TOTAL, SCHEDULED_LR, STEPS = "scheduler.last_epoch", "scheduler.total", "scheduler.lr", "run.steps"
-ITER, NEXT = "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"
 CLOSING = (SCHEDULE, "torch.save")
 """Calls that, like an evaluation, belong to the end of a pass in programs that work in passes."""
 
@@ -58,6 +57,13 @@ class _Loader:
     closing: bool = False  # one has, and nothing was done yet
     passes: int = 0
     site: str = ""  # where the latest began
+
+
+def is_whole_pass(end: Reading, length: float | None) -> bool:
+    """Whether a pass went to the end of the data, by its number of batches and the length of its loader, if known."""
+    batches = number(end.value)
+    all_fetched = batches is not None and length is not None and batches >= length
+    return all_fetched or value_of(end.context, "last_batch") is True
 
 
 class LoaderPasses:
@@ -134,8 +140,6 @@ class LoaderPasses:
         loader, batches = self._loader(reading.variable), number(reading.value)
         if batches is None:
             return
-        exhausted = value_of(reading.context, "last_batch") is True
-        whole = exhausted or (loader.length is not None and batches >= loader.length)
         updates = self._updates - loader.updates_before
         names = (reading.variable,)
         cut = loader.cut or (loader.looked and not self._updates)
@@ -148,7 +152,7 @@ class LoaderPasses:
             if not reached:
                 occasion = occasion._replace(site=loader.site, note=_left(reading.variable, loader, batches, window))
             yield occasion
-        if whole:
+        if is_whole_pass(reading, loader.length):
             loader.whole += 1
             loader.closing = True
         elif self._updates or loader.whole:

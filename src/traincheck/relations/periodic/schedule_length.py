@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import SCHEDULE, Part, calls_of, named, number, outermost
-from traincheck.relations.periodic.run_totals import ITER, LENGTH, NEXT, SCHEDULED_LR
+from traincheck.relations.parts import ITER, NEXT, SCHEDULE, Part, calls_of, named, number, outermost
+from traincheck.relations.periodic.run_totals import LENGTH, SCHEDULED_LR
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, Call, Window
 from traincheck.vocab.facts import value_of
