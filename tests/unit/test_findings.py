@@ -11,7 +11,7 @@ from recorded_runs import training
 from traincheck.checking import engine
 from traincheck.checking.deployed_rules import RuleCounts
 from traincheck.checking.engine import Outcome
-from traincheck.checking.findings import group
+from traincheck.checking.findings import MAX_OTHER_SETS, group
 from traincheck.checking.notifier import Notifier
 from traincheck.checking.outcome_files import read_outcome, save_outcome
 from traincheck.checking.results import combine
@@ -20,6 +20,7 @@ from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import Clause, Invariant
 from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.properties import HAS, ElementSet, set_of
 
 NewInvariant = Callable[..., Invariant]
 
@@ -118,3 +119,24 @@ def test_a_cause_that_follows_from_no_other_is_a_finding_of_its_own(new_invarian
     findings = group(Violation(rule, 1, 0, 0, 1, "train", 1, None, "", ()) for rule in rules)
     assert sorted(len(finding.invariants) for finding in findings) == [1, 2]
     assert "ranks-train-on-same-batch" in {finding.diagnosis for finding in findings}
+
+
+def test_a_finding_shows_what_differs_by_other_rules_about_sets(new_invariant: NewInvariant) -> None:
+    def about(grain: str, step: int, rank: int, *evidence: str) -> Violation:
+        known = frozenset((Property(HAS, "no_grad.operations", "mul"),))
+        rule = new_invariant(set_of(ElementSet(known, known)), subject=Subject("no_grad.operations", grain))
+        return Violation(rule, step, rank, rank, step, "train", 1, None, "", (), evidence=evidence)
+
+    leading, elsewhere = (
+        about("Net", 1, 0, "here add", "not here: mul"),
+        about("Loss", 2, 0, "not here: mul", "here sub"),
+    )
+    whole_run = [about("main, in a run of 64 to 255 steps", 9, rank, "not here: copy_") for rank in (0, 1)]
+    (finding,) = group([leading, elsewhere, *whole_run])
+    assert finding.observed == (
+        "differs from good runs; here add; not here: mul; also Loss: here sub; "
+        "also main, in a run of 64 to 255 steps: not here: copy_"
+    )
+    many = [about(f"main{number}", 1, 0, f"here f{number}") for number in range(9)]
+    (finding,) = group([leading, *many])
+    assert finding.observed.count("; also ") == MAX_OTHER_SETS

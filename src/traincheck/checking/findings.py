@@ -26,6 +26,9 @@ from traincheck.vocab.ranks import named_ranks
 
 ECHO_STEPS = 1
 
+MAX_OTHER_SETS = 3
+"""Rules about sets of which a finding shows what differs, after the leading one. Each shows a few lines."""
+
 OPTIMIZER_INDEX = ".param_groups["
 """Part of the name of a parameter that no module owns: its index in an optimizer."""
 
@@ -135,7 +138,7 @@ def _finding(leader: _RuleHistory, histories: Sequence[_RuleHistory], judged: fr
         site=site,
         variables=leader.variables or _variables_of_echoes(histories),
         expected=expected(first.invariant),
-        observed="; ".join((observed(first), *_failing_ranks(failed, judged - failed))),
+        observed="; ".join((observed(first), *_failing_ranks(failed, judged - failed), *_other_sets(first, histories))),
         advice=leader.diagnosis.advice,
         invariants=tuple(history.first.invariant.id for history in histories),
         last_step=max(history.last_step for history in histories),
@@ -144,6 +147,17 @@ def _finding(leader: _RuleHistory, histories: Sequence[_RuleHistory], judged: fr
         compared=compared,
         diagnosis=leader.diagnosis.slug,
     )
+
+
+def _other_sets(first: Violation, histories: Iterable[_RuleHistory]) -> list[str]:
+    """What differs from good runs by other rules about sets. A whole run may lack what no step has to show."""
+    shown, lines = set(first.evidence), []
+    for violation in (history.first for history in histories):
+        if violation is not first and elements_of(violation.invariant.property) is not None:
+            new = [line for line in violation.evidence if line not in shown]
+            shown.update(new)
+            lines += [f"also {violation.invariant.subject.grain}: {'; '.join(new)}"] if new else []
+    return lines[:MAX_OTHER_SETS]
 
 
 def _variables_of_echoes(histories: Iterable[_RuleHistory]) -> tuple[str, ...]:
