@@ -36,7 +36,10 @@ class SavedEntries:
 
     def __init__(self, recorder: Recorder) -> None:
         self._entries = Descriptions(recorder, CHECKPOINT)
-        self.forget_reported = self._entries.forget_unread
+
+    def forget_reported(self) -> None:
+        """Report entries again that no reader of windows has got."""
+        self._entries.forget_unread()
 
     def record(self, call: int, saved: Any, target: Any) -> None:
         """Describe what is saved to `target` (a path or a file) in `call`. Call under `hidden_from_modes`."""

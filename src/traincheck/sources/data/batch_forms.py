@@ -55,7 +55,10 @@ class BatchForms:
         self._calls: dict[tuple[str, bool], int] = {}
         self._ends: dict[tuple[str, bool, str], _Ends] = {}  # by model, whether gradients are on, and name of the input
         self._forms = Descriptions(recorder, BATCH)
-        self.forget_reported = self._forms.forget_unread
+
+    def forget_reported(self) -> None:
+        """Report forms again that no reader of windows has got."""
+        self._forms.forget_unread()
 
     def should_read(self, model: str, *, learns: bool) -> bool:
         """Whether to describe this call of the model. `learns`: gradients are on."""

@@ -66,8 +66,11 @@ class NoGradOperations(RecorderListener):
         self._calls: list[_Call] = []
         self._times: dict[tuple[str, str], dict[str, set[float | str]]] = {}  # by stage and function
         self._descriptions = Descriptions(recorder, NO_GRAD, MAX_REPORTS)
-        self.report_again = self._descriptions.forget_unread
         self.windows = DescribedWindows(recorder, mode, self._lines.forget_results)
+
+    def forget_reported(self) -> None:
+        """Report descriptions again that no reader of windows has got."""
+        self._descriptions.forget_unread()
 
     def report_completeness(self) -> None:
         """Report whether all windows so far were described, except for the last one, which is about to close."""

@@ -114,7 +114,7 @@ class TorchFunctionSource:
             recorder.add_listener(mode.operations)
         if mode.operations is not None:
             mode.operations.windows.demand(on)
-            recorder.after_gap(self.name, mode.operations.report_again, undo=undo, repeatable=True)
+            recorder.after_gap(self.name, mode.operations.forget_reported, undo=undo, repeatable=True)
             recorder.at_end(recorder.guarded(self.name, mode.operations.report_completeness))
             if on:
                 self._calls.add_listener(ends=mode.operations.module_ended, outermost=True)

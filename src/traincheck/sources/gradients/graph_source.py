@@ -60,10 +60,11 @@ class GraphSource:
             undo.callback(self._module_calls.record_spans, None)
             self.describe = recorder.guarded(self.name, self._describe)
             undo.callback(setattr, self, "describe", _nothing)
-            recorder.after_gap(self.name, self._report_again, undo=undo, repeatable=True)
+            recorder.after_gap(self.name, self._forget_reported, undo=undo, repeatable=True)
         return undo
 
-    def _report_again(self) -> None:
+    def _forget_reported(self) -> None:
+        """Describe graphs again that no reader of windows has got."""
         if self._graphs.forget_unread():
             self._seen.clear()
 
