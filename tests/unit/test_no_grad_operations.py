@@ -150,6 +150,33 @@ def test_a_child_of_another_argument_is_named_by_it() -> None:
     )
 
 
+def clip_parameters(net: nn.Module, x: torch.Tensor) -> None:
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+
+
+def clip_nothing(net: nn.Module, x: torch.Tensor) -> None:
+    used_up = net.parameters()
+    list(used_up)
+    nn.utils.clip_grad_norm_(used_up, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:`parameters` is an empty generator")
+def test_a_library_shows_whose_parameters_it_got() -> None:
+    assert lines_of(train(clip_parameters), "clip_parameters") == {"calls clip_grad_norm_ <- parameters of Linear"}
+    assert lines_of(train(clip_nothing), "clip_nothing") == {"calls clip_grad_norm_"}
+
+
+def test_the_order_of_samples_in_a_list_is_chance() -> None:
+    def stack(net: nn.Module, x: torch.Tensor) -> None:
+        rows = [row.abs() if row[0] > 0 else row.neg() for row in x]
+        torch.stack(rows)
+        torch.cat([x.neg(), x.abs()])  # two different things: their order counts
+
+    lines = lines_of(train(stack, steps=4, batch=9), "stack")
+    assert {line for line in lines if line.startswith("stack")} == {"stack <- abs, neg"}
+    assert "cat <- neg, abs" in lines
+
+
 def test_what_a_model_returns_says_whether_it_is_trained() -> None:
     targets: list[nn.Module] = []
 

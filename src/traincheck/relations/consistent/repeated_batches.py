@@ -5,7 +5,7 @@ the batches of the first pass in each later one. A loop that fetches the same ba
 steps. Each may be meant; a program that never did it in good runs does not mean it.
 
 A pass begins where a data loader begins one. Batches of later passes are judged apart: good runs of one pass say
-nothing about a second one.
+nothing about a second one. After a gap nothing is said any more, because a batch may have come in the gap.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ class RepeatedBatches(Part):
         self._last: dict[str, int] = {}
         self._of_pass: dict[str, set[int]] = {}
         self._of_last_pass: dict[str, set[int]] = {}
+        self._complete = True
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
+        if not self._complete:
+            return
         passes = [call.seq for call in window.calls if call.levels[-1] == ITER]
         for reading in window.readings:
             if named(reading) != CONTENT:
@@ -74,10 +77,8 @@ class RepeatedBatches(Part):
         self._of_pass = {}
 
     def forget(self) -> None:
-        """A batch of the steps that were not seen may come again: begin from nothing."""
-        self._last.clear()
-        self._of_pass = {}
-        self._of_last_pass = {}
+        """A batch of the steps that were not seen may come again."""
+        self._complete = False
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

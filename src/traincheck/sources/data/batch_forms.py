@@ -1,8 +1,9 @@
 """Describes what a model is called with: names, dtypes, numbers of dimensions, and the range of the values.
 
 Sizes are left out, because another batch size or width must not change a line. Of the values, only their range counts:
-`0 to 1`, `-1 to 1`, `no negative value` or `any value`, or that all elements are equal or some are not finite. It shows
-pixels that were not scaled, inputs that were not normalised, and an input that is constant.
+`0 to 1`, `no negative value` or `any value`, or that all elements are equal or some are not finite. It shows pixels
+that were not scaled, inputs that were not normalised, and an input that is constant. No other bound is a range: few of
+the values may lie beyond it, so a small batch stays within it by chance.
 
 The range is that of the first calls together, from the third to the fifth. A single batch may have no negative value by
 chance, and what one model makes for another (the samples of a generator) has another range in each step.
@@ -41,7 +42,6 @@ RANGES = " (values)"
 _Ends = tuple[float, float]
 _RANGES = (
     (0.0, 1.0, "0 to 1"),
-    (-1.0, 1.0, "-1 to 1"),
     (0.0, math.inf, "no negative value"),
     (-math.inf, math.inf, "any value"),
 )

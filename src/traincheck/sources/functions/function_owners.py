@@ -11,6 +11,7 @@ import torch
 from torch.overrides import handle_torch_function
 
 import traincheck.sources
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.call_sites import MAX_CODE_OBJECTS, qualified_name
 from traincheck.sources.recording.frames import local_values
 from traincheck.sources.recording.recorder import Recorder
@@ -29,20 +30,23 @@ _NO_LINE = "-"
 _LOCAL = "<locals>"
 _COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
 """Since Python 3.12, a comprehension is part of the function around it."""
+MAX_PARAMETERS = 1_000
+"""Parameters in a list whose models are looked up."""
 _HANDLER = handle_torch_function.__code__
 
 
 class FunctionOwners:
     """Looks for the owner of a call in the frames around it."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, catalog: VariableCatalog) -> None:
         self._recorder = recorder
+        self._catalog = catalog
         self._owners: ObjectCache[str] = ObjectCache(MAX_CODE_OBJECTS)
         self._libraries: ObjectCache[str] = ObjectCache(MAX_CODE_OBJECTS)
 
     def find(self, frame: Any) -> tuple[str, str]:
         """The function of the project that the call in `frame` is made for, as `train.evaluate`, and the function of a
-        library that it calls for that with the modules that it got (empty for a direct call).
+        library that it calls for that, with the modules and parameters that it got (empty for a direct call).
 
         Both are empty for a call that no line shows.
         """
@@ -59,7 +63,7 @@ class FunctionOwners:
                     return "", ""
                 if library and sites.above(frame) == self._recorder.fetch_site:
                     return "", ""
-                return self._name_of(code, file), f"{library}{_modules_in(called)}" if called else ""
+                return self._name_of(code, file), f"{library}{self._arguments_of(called)}" if called else ""
             direct = False
             if library != _NO_LINE:
                 name = self._library_function(code)
@@ -87,15 +91,25 @@ class FunctionOwners:
             owner = self._owners.put_for(code, name if stem.startswith("In[") else f"{stem}.{name}")
         return owner
 
+    def _arguments_of(self, frame: FrameType) -> str:
+        """The modules and parameters that a function of a library got, as the end of a line: their classes, or their
+        names in another one of them, and the models of the parameters."""
+        code = frame.f_code
+        values = local_values(frame, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]).values()
+        modules = [value for value in values if isinstance(value, torch.nn.Module)]
+        children = {
+            id(child): f"{type(module).__name__}.{name}"
+            for module in modules
+            for name, child in module._modules.items()
+        }
+        names = [children.get(id(module), type(module).__name__) for module in modules]
+        names += [f"parameters of {model}" for value in values for model in self._models_of(value)]
+        return f" <- {', '.join(names)}" if names else ""
 
-def _modules_in(frame: FrameType) -> str:
-    """The modules that a function of a library got, as the end of a line: their classes, or their names in another one
-    of them."""
-    code = frame.f_code
-    values = local_values(frame, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    modules = [value for value in values.values() if isinstance(value, torch.nn.Module)]
-    children = {
-        id(child): f"{type(module).__name__}.{name}" for module in modules for name, child in module._modules.items()
-    }
-    names = [children.get(id(module), type(module).__name__) for module in modules]
-    return f" <- {', '.join(names)}" if names else ""
+    def _models_of(self, value: Any) -> list[str]:
+        """The models of some parameters, such as those that are clipped."""
+        if type(value) not in (list, tuple) or not (value and isinstance(value[0], torch.nn.Parameter)):
+            return []
+        self._catalog.refresh_holders()
+        found = (self._catalog.find(tensor) for tensor in value[:MAX_PARAMETERS] if isinstance(tensor, torch.Tensor))
+        return sorted({variable.name.partition(".")[0].partition("#")[0] for variable in found if variable is not None})

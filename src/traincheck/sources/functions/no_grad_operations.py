@@ -6,8 +6,8 @@ each function of torch that the project calls, and whose result needs no gradien
 `mul <- max, float32`: its name, its plain arguments, the dtype of its result if that is not float32, and what it takes.
 It takes results of other functions (by name), parameters and buffers (`state of Net`), tensors with gradients (`graph`)
 and others (by dtype). Functions that only arrange memory are left out. What a library computes for the project is one
-line, with the modules that it got: `calls AveragedModel.update_parameters <- AveragedModel, Net`. Equal lines of one
-function of the project count once.
+line, with the modules and parameters that it got: `calls AveragedModel.update_parameters <- AveragedModel, Net`. Equal
+lines of one function of the project count once.
 
 Note [Branches]
 In a loop over samples, a branch that is taken at random leaves lines in each window, as long as batches are large. How
@@ -62,7 +62,7 @@ class NoGradOperations(RecorderListener):
         self._source = source
         self._recorder = recorder
         self._mode = mode
-        self._lines = OperationLines(catalog, FunctionOwners(recorder))
+        self._lines = OperationLines(catalog, FunctionOwners(recorder, catalog))
         self._calls: list[_Call] = []
         self._times: dict[tuple[str, str], dict[str, set[float | str]]] = {}  # by stage and function
         self._descriptions = Descriptions(recorder, NO_GRAD, MAX_REPORTS)

@@ -148,7 +148,7 @@ class OperationLines:
                 operands.append("itself" if id(value) in seen else self._taken(value))
                 seen.add(id(value))
             else:
-                operands += dict.fromkeys(self._taken(tensor) for tensor in _tensors_in(value))
+                operands += _of_list([self._taken(tensor) for tensor in _tensors_in(value)])
         for key, value in items:
             if type(value) is float:
                 fractions.append((key, value))
@@ -230,6 +230,12 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
         for item in value:
             if isinstance(item, torch.Tensor):
                 yield item
+
+
+def _of_list(operands: list[str]) -> list[str]:
+    """The operands in a list, each once. Where some are equal, these are samples, whose order may be chance."""
+    different = list(dict.fromkeys(operands))
+    return different if len(different) == len(operands) else sorted(different)
 
 
 def _arranges(args: Any) -> bool:

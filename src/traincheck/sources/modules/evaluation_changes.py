@@ -21,21 +21,20 @@ from traincheck.sources.data.random_states import STREAMS, stream_fingerprint
 from traincheck.sources.modules.live_modules import has_parameters, plain_name
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.descriptions import Descriptions, Schedule
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.deferred_values import not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.vocab.demand import CHANGED, EVALUATION, Demand
-from traincheck.vocab.events import NO_CALL, Reading, without_positions
-from traincheck.vocab.facts import facts
+from traincheck.vocab.events import NO_CALL, without_positions
 
-OFTEN, SELDOM = 5, 50
-"""The first evaluations are compared, then one in `SELDOM`."""
+SCHEDULE = Schedule(often=5, seldom=50)
+"""The evaluations that are compared."""
 
 STAYS = "everything else stays"
 """The line that each evaluation has."""
-
-_CONTEXT = facts(kind=EVALUATION)
 
 _Key = tuple[str, str]
 """The words for a change, and the name of what changes."""
@@ -56,17 +55,21 @@ class EvaluationSource:
         self._window = -1  # of the evaluation under way
         self._model = ""
         self._before: dict[_Key, Fingerprint] = {}
-        self._reported: set[tuple[str, tuple[str, ...]]] = set()
+        self._changes: Descriptions
 
     def offers(self) -> str | None:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        undo = UndoStack()
         self._recorder = recorder
         if demand.takes_reading(EVALUATION, CHANGED):
+            if not recorder.reattaching:
+                self._changes = Descriptions(recorder, EVALUATION)
+            recorder.after_gap(self.name, self._changes.forget_unread, undo=undo, repeatable=True)
             begins, ends = recorder.guarded(self.name, self._begins), recorder.guarded(self.name, self._ends)
             self._calls.add_listener(begins, ends, outermost=True)
-        return ExitStack()
+        return undo
 
     def _begins(self, module: nn.Module, args: Any) -> None:
         recorder = self._recorder
@@ -75,7 +78,7 @@ class EvaluationSource:
         self._window, self._forwards = recorder.window_index, 0
         self._evaluations += 1
         self._before = {}
-        if self._evaluations <= OFTEN or self._evaluations % SELDOM == 0:
+        if SCHEDULE.includes(self._evaluations):
             self._model = self._catalog.module_name(module).partition("#")[0]
             self._before = self._read()
 
@@ -93,11 +96,7 @@ class EvaluationSource:
 
         def conclude(differs: list[bool], next_seq: NextSeq) -> None:
             changed = {_line(key) for key, differ in zip(keys, differs, strict=True) if differ}
-            lines = (*sorted(changed), STAYS)
-            if (model, lines) not in self._reported:
-                self._reported.add((model, lines))
-                reading = Reading(next_seq(), NO_CALL, model, EVALUATION, CHANGED, "\n".join(lines), context=_CONTEXT)
-                self._recorder.record_reading(reading)
+            self._changes.report(NO_CALL, model, CHANGED, "\n".join((*sorted(changed), STAYS)), next_seq=next_seq)
 
         with hidden_from_modes():
             differ = [not_equal(before[key], after[key]) for key in keys]
