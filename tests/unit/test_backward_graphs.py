@@ -132,12 +132,13 @@ def test_one_layer_of_many() -> None:
     ("loss", "new"),
     [
         (lambda x, y: F.cross_entropy(x.softmax(-1), y), "log_softmax(dim=1) <- softmax"),
-        (lambda x, y: F.cross_entropy(x, y, reduction="sum"), "nll_loss(reduction=2) <- log_softmax"),
+        (lambda x, y: F.cross_entropy(x, y, reduction="sum"), "nll_loss(reduction=2, without weight) <- log_softmax"),
+        (lambda x, y: F.cross_entropy(x, y, torch.ones(x.shape[1])), "nll_loss(reduction=1) <- log_softmax"),
         (lambda x, y: -F.cross_entropy(x, y), "loss <- neg"),
         (lambda x, y: F.cross_entropy(x, y) + 0 * x.sum(), "loss <- add"),
         pytest.param(
             lambda x, y: F.cross_entropy(x.bfloat16(), y),
-            "nll_loss(reduction=1) bfloat16 <- log_softmax",
+            "nll_loss(reduction=1, without weight) bfloat16 <- log_softmax",
             marks=NEEDS_GRAPH_DETAILS,
         ),
     ],

@@ -92,6 +92,14 @@ def unpacked(saved: Any) -> torch.Tensor | None:
     return tensor if isinstance(tensor, torch.Tensor) else None
 
 
+def is_absent(saved: Any) -> bool:
+    """Whether a `_raw_saved_` attribute has no tensor: an optional input that nobody passed, such as class weights."""
+    try:
+        return not isinstance(saved, tuple) and getattr(saved, "data", saved) is None
+    except RuntimeError:
+        return False  # freed by an earlier backward
+
+
 def _saved(node: Any, name: str) -> torch.Tensor | None:
     """A tensor that a node keeps; None if it keeps none of this name, or none that can be read at once."""
     tensor = unpacked(getattr(node, name, None))

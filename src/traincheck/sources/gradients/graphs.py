@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.gradients.graph_contents import expected_tokens, mask_form, unpacked
+from traincheck.sources.gradients.graph_contents import expected_tokens, is_absent, mask_form, unpacked
 from traincheck.sources.modules.module_calls import Span
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.tensors.program_numbers import MAX_INTEGER, may_be_size, sizes_and_powers
@@ -254,8 +254,12 @@ def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[
             text = _plain(value)
             if text is not None:
                 parts.append(f"{short}={text}")
+    has_optional = len(saved) > len(node.next_functions)
     for name in saved:
-        number = _wrapped_number(getattr(node, name), node)
+        kept = getattr(node, name)
+        if has_optional and is_absent(kept):
+            parts.append(f"without {name.removeprefix('_raw_saved_')}")
+        number = _wrapped_number(kept, node)
         if number is not None and not may_be_size(number, sizes, divides=divides):
             numbers.append(f"{name.removeprefix('_raw_saved_')}={number:.6g}")
     return parts, numbers
