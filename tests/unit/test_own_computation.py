@@ -244,8 +244,9 @@ def test_an_intended_change_is_settled_by_one_acceptance(tmp_path: Path) -> None
             train(**{"seed": len(name), **changes})  # type: ignore[arg-type]
         return tmp_path / name
 
-    accept([recorded(name) for name in ("a", "bb", "ccc")], tmp_path / "library")
-    acceptance = accept([recorded("dddd", change=mask_off)], tmp_path / "library", reason="no mask any more")
+    accept([recorded(name) for name in ("a", "bb", "ccc")], tmp_path / "library", reason="as published")
+    without_mask = recorded("dddd", change=mask_off)
+    acceptance = accept([without_mask], tmp_path / "library", reason="no mask any more", changed={without_mask})
     changed = {
         entry.before.subject.grain.partition(" under ")[0]: entry for entry in changed_sets(acceptance.difference)
     }

@@ -50,15 +50,16 @@ def accept(
     progress: Progress | None = None,
     packs: Sequence[Invariant] = (),
     *,
+    changed: Set[Path] = frozenset(),
     only: Sequence[str] = (),
     without: Mapping[Path, Set[Key]] | None = None,
     write: bool = True,
 ) -> Acceptance:
     """Add the recorded runs in `folders` to the library, and mute the rules of `packs` that accepted runs break.
 
-    With a `reason`, what is new in these runs is meant: it belongs to what the program does from now on. A run that is
-    accepted `only` for findings with these diagnoses adds nothing about the subjects `without`, which other findings
-    are about. It may be accepted as a whole later. Unless `write`, the library stays as it is.
+    The runs in `changed` had findings. What is new in them is meant: it belongs to what the program does from now on. A
+    run that is accepted `only` for findings with these diagnoses adds nothing about the subjects `without`, which other
+    findings are about. It may be accepted as a whole later. Unless `write`, the library stays as it is.
 
     Raises BadOption for a run that was accepted before, RunFolderError for one that cannot be read, LibraryUnreadable,
     BookError and TallyError if the library cannot be read, and OutputError.
@@ -80,14 +81,15 @@ def accept(
             if without is not None:
                 tally.cells = {key: cells for key, cells in tally.cells.items() if key not in without[path]}
             accepted_run = _accepted_run(tally, RunFolder.open(path), today, reason)
-            new[tally.run] = tally, msgspec.structs.replace(accepted_run, only=tuple(only))
+            accepted_run = msgspec.structs.replace(accepted_run, changed=path in changed, only=tuple(only))
+            new[tally.run] = tally, accepted_run
     accepted = tuple(run for _, run in new.values())
     kept, let_go = _newest((*(run for run in record.runs if run.run not in new), *accepted))
     kept_runs = {run.run for run in kept}
     older_tallies = (tally for tally in stored_tallies if tally.run not in new)
     tallies = [tally for tally in (*older_tallies, *(tally for tally, _ in new.values())) if tally.run in kept_runs]
     older = read_book(library / BOOK) if (library / BOOK).is_file() else Book()
-    approved = {run.run for run in kept if run.reason}
+    approved = {run.run for run in kept if run.changed}
     learned = with_contradictions(select_rules(sorted(tallies, key=_order), approved)[0], packs, tallies)
     book, _, unmuted = carry_over(learned, older.invariants)
     difference = compare(older, book)

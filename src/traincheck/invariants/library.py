@@ -27,7 +27,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True, order=True, forbid_unknown_fields=True):
     """A run that was accepted as known good (`run` is the digest of its recording), with the reason.
 
-    If `only` names diagnoses, it was accepted without what its findings with other diagnoses are about.
+    `changed`: it had findings, so what was new in it is meant. If `only` names diagnoses, it was accepted without what
+    its findings with other diagnoses are about.
     """
 
     script: str
@@ -39,6 +40,7 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True, order=True, forbid_
     torch: str = ""
     python: str = ""
     reason: str = ""
+    changed: bool = False
     only: tuple[str, ...] = ()
 
 

@@ -71,34 +71,45 @@ def accept(
     if home.exists() and not home.is_dir():
         raise BadOption(OPTIONS["library"].flag, str(home), "a folder; this is a file")
     without: dict[Path, frozenset[Key]] = {}
+    changed: set[Path] = set()
     for run in runs:
         checked = _check(run, config)
-        findings = () if only else checked.findings
-        doubts = "; ".join((*_ended_badly(run), *checked.untrained, *map(_in_words, findings)))
+        doubts = "; ".join((*_ended_badly(run), *checked.untrained, *(() if only else checked.errors)))
         if doubts and not (reason or preview):
             raise BadOption(
                 "accept", str(run), f"a good run, but: {doubts}. To accept it nevertheless, give the --reason"
             )
         if doubts:
             remark(f"accepting {run} although: {doubts}")
+        if checked.findings and (reason or only or preview):
+            changed.add(run)
         if only:
             without[run] = _subjects_of_others(run, checked, only)
     packs = book_of_packs([read_packs(address) for address in packs_of(config)])
     with Progress() as progress:
         why = reason or (f"only {', '.join(only)}" if only else "")
         acceptance = add_to_library(
-            runs, home, why, progress, packs.active, only=only, without=without if only else None, write=not preview
+            runs,
+            home,
+            why,
+            progress,
+            packs.active,
+            changed=changed,
+            only=only,
+            without=without if only else None,
+            write=not preview,
         )
     _report(acceptance, home, preview=preview)
     return 0
 
 
 class _Checked(NamedTuple):
-    """What a check of a run says: the book, all findings, those that are errors, and that the run trained nothing."""
+    """What a check of a run says: the book, the findings, the errors among them in words, and that the run trained
+    nothing."""
 
     book: Book | None
-    all_findings: tuple[Finding, ...] = ()
     findings: tuple[Finding, ...] = ()
+    errors: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
 
 
@@ -115,8 +126,8 @@ def _check(run: Path, config: Config) -> _Checked:
         report = check_folder(run, book).report
     except NoBook:
         return _Checked(None)
-    errors = tuple(finding for finding in report.findings if finding.severity == ERROR)
-    return _Checked(book, tuple(report.findings), errors, (report.untrained,) if report.untrained else ())
+    errors = (f"step {finding.step}: {finding.title}" for finding in report.findings if finding.severity == ERROR)
+    return _Checked(book, tuple(report.findings), tuple(errors), (report.untrained,) if report.untrained else ())
 
 
 def _ended_badly(run: Path) -> Iterator[str]:
@@ -130,18 +141,14 @@ def _ended_badly(run: Path) -> Iterator[str]:
         yield "it has not ended, or was killed"
 
 
-def _in_words(finding: Finding) -> str:
-    return f"step {finding.step}: {finding.title}"
-
-
 def _subjects_of_others(run: Path, checked: _Checked, only: Sequence[str]) -> frozenset[Key]:
     """The subjects of the rules in findings with other diagnoses. Raises BadOption for one that no finding has."""
-    identities = {finding.identity for finding in checked.all_findings}
+    identities = {finding.identity for finding in checked.findings}
     for diagnosis in only:
         if diagnosis not in identities:
             known = f"one of {', '.join(sorted(identities))}" if identities else "no diagnosis, as it has no finding"
             raise BadOption(OPTIONS["only"].flag, diagnosis, f"a diagnosis of a finding in {run}: {known}")
-    ids = {rule for finding in checked.all_findings if finding.identity not in only for rule in finding.invariants}
+    ids = {rule for finding in checked.findings if finding.identity not in only for rule in finding.invariants}
     rules = checked.book.invariants if checked.book is not None else ()
     return frozenset((rule.relation, rule.subject) for rule in rules if rule.id in ids)
 

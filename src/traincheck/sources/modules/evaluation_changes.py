@@ -1,8 +1,8 @@
 """Source `evaluation`: reports what an evaluation changes that training goes on with.
 
 It compares parameters, gradients, buffers, the state of optimizers and the states of random generators before the first
-forward of an evaluation with those after its 1st, 4th, 16th, 64th, ... forward. So a long evaluation is compared a few
-times only, and what a forward changes shows after the first one.
+forward of an evaluation with those after its 1st, 2nd, 4th, 16th, 64th, ... forward. So a long evaluation is compared a
+few times only. What a forward changes shows after the first one, and what comes between two forwards after the second.
 
 Known limitations: changes before the first forward and after the last comparison are not seen, such as averaged weights
 that are never swapped back. Random generators on accelerators, and those that the program made, are not read.
@@ -32,6 +32,9 @@ from traincheck.vocab.events import NO_CALL, without_positions
 
 SCHEDULE = Schedule(often=5, seldom=50)
 """The evaluations that are compared."""
+
+_SECOND = 2
+"""The first forward that something between two forwards precedes."""
 
 STAYS = "everything else stays"
 """The line that each evaluation has."""
@@ -86,7 +89,7 @@ class EvaluationSource:
         if not self._before or self._window != self._recorder.window_index:
             return
         self._forwards += 1
-        if _is_power_of_four(self._forwards):
+        if self._forwards == _SECOND or _is_power_of_four(self._forwards):
             self._compare()
 
     def _compare(self) -> None:
