@@ -49,6 +49,13 @@ MODEL, PARAMETERS, MODULES = "model", "parameters", "modules"
 """The kind and the attributes of readings that describe how a program treats its parameters
 (sources/optimizers/parameter_treatment.py), and what its modules are (sources/modules/module_attributes.py)."""
 
+MAGNITUDES = "magnitudes"
+"""The attribute of readings with the size of updates and gradients in a model (sources/optimizers/magnitudes.py)."""
+
+UPDATE_RATIO, GRADIENT_SHARE, NONZERO_SHARE = "update", "gradient", "nonzero"
+"""What a line of such a reading measures: an update relative to the weights, the gradient of a module relative to that
+of the model, and the share of gradient elements that are not zero."""
+
 BATCH, FORM = "batch", "form"
 CHECKPOINT, ENTRIES = "checkpoint", "entries"
 EVALUATION, CHANGED = "evaluation", "changed"

@@ -41,11 +41,12 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.demand import COMPUTATION, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
+from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
 
 if TYPE_CHECKING:
+    from traincheck.sources.optimizers.magnitudes import Magnitudes
     from traincheck.sources.optimizers.model_descriptions import ModelDescriptions
 
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
@@ -65,6 +66,7 @@ class OptimizerSource(RecorderListener):
         self._open: list[RunningUpdate] = []
         self._readings: OptimizerReadings
         self._models: ModelDescriptions | None = None
+        self._magnitudes: Magnitudes | None = None
         self._state_changes = OptimizerStateChanges()
         self._living: dict[str, weakref.ref[Any]] = {}
 
@@ -80,6 +82,7 @@ class OptimizerSource(RecorderListener):
             self._readings = OptimizerReadings(self._catalog, demand, recorder)
             self._master_copies = MasterCopies(self._gradients, recorder)
         self._describes_models = [name for name in (PARAMETERS, MODULES) if demand.takes_reading(MODEL, name)]
+        self._reads_magnitudes = demand.takes_reading(MODEL, MAGNITUDES)
         self._records_steps = demand.has_other_than(COMPUTATION)  # another source records computations
         self._replicas = ReplicaReadings(demand, recorder)
         self._report_master_copies = report = recorder.guarded(self.name, self._master_copies.report)
@@ -154,17 +157,18 @@ class OptimizerSource(RecorderListener):
             return  # a subclass's `step` that calls its base method
         opened: list[RunningUpdate] = []
         recorder.steps.update_begins(name, recorder.next_seq(), lambda: any(map(self._runs, opened)))
+        closure = recorder.watching and closure_of(args, kwargs) is not None
         records = recorder.watching and self._records_steps
-        recorded = self._record_begin(optimizer, name, call_levels, args, kwargs) if records else (None, None)
+        recorded = self._record_begin(optimizer, name, call_levels, closure=closure) if records else (None, None)
         # Operations inside an optimizer of torch are not recorded, but a closure runs code of the program.
-        suppressed = recorder.watching and is_torch_optimizer(optimizer) and closure_of(args, kwargs) is None
+        suppressed = recorder.watching and is_torch_optimizer(optimizer) and not closure
         opened.append(RunningUpdate(recorded[0], name, recorded[1], hooked_frame(), threading.get_ident(), suppressed))
         self._open.extend(opened)
         if suppressed:
             recorder.suppression.begin()
 
     def _record_begin(
-        self, optimizer: Any, name: str, call_levels: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, optimizer: Any, name: str, call_levels: tuple[str, ...], *, closure: bool
     ) -> tuple[OpenCall, StateBeforeStep]:
         """Read parameters, gradients and state before a step."""
         recorder, catalog = self._recorder, self._catalog
@@ -175,7 +179,6 @@ class OptimizerSource(RecorderListener):
             held = [(v, t) for v, t in living if name in v.holders or (not v.holders and t.requires_grad and free(v))]
             states = self._gradients.read(held, values=False).states
             rates = _learning_rates(optimizer)
-        closure = closure_of(args, kwargs) is not None
         before = StateBeforeStep(held, self._gradients.used(name, held, states, closure=closure), rates)
         own = [index for index, (v, _) in enumerate(held) if name in v.holders]
         context = context_facts_with(closure=closure, lr=rate_class(max(rates.values(), default=0.0)))
@@ -207,6 +210,12 @@ class OptimizerSource(RecorderListener):
 
                 self._models = ModelDescriptions(catalog, recorder)
             self._models.update_begins(call.seq, self._describes_models)
+        if self._reads_magnitudes:
+            if self._magnitudes is None:
+                from traincheck.sources.optimizers.magnitudes import Magnitudes  # not before an update
+
+                self._magnitudes = Magnitudes(recorder)
+            before.magnitudes = self._magnitudes.read_before(name, optimizer, held, rates.values())
         return call, before
 
     def _state_indices(
@@ -253,6 +262,8 @@ class OptimizerSource(RecorderListener):
                 self._record_parameters(call, name, before)
             if before.state_indices:
                 self._record_state(call, name, before, optimizer)
+            if before.magnitudes is not None and self._magnitudes is not None:
+                self._magnitudes.read_after(before.magnitudes, call.seq)
         self._readings.step_ends(optimizer, name, call.seq)
         self._master_copies.update_ends()
 

@@ -6,12 +6,15 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from traincheck.sources.gradients.gradients import Held
 from traincheck.sources.optimizers.parameter_changes import ParameterBefore
 from traincheck.sources.recording.recorder import OpenCall
 from traincheck.sources.tensors.reading import Fingerprint, local_tensor
+
+if TYPE_CHECKING:
+    from traincheck.sources.optimizers.magnitudes import BeforeUpdate
 
 
 class StateBeforeStep:
@@ -28,6 +31,7 @@ class StateBeforeStep:
         "gradients",
         "held",
         "initial_gradients",
+        "magnitudes",
         "negligible",
         "parameters",
         "rates",
@@ -41,6 +45,7 @@ class StateBeforeStep:
         self.gradients = gradients
         self.initial_gradients = list(gradients)
         self.rates = rates
+        self.magnitudes: BeforeUpdate | None = None
         self.parameters: list[ParameterBefore] = []
         self.whole = True
         self.state_indices: Sequence[int] = ()
