@@ -24,7 +24,7 @@ from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion
-from traincheck.vocab.properties import Evidence, elements_of, traits_of
+from traincheck.vocab.properties import Evidence, band_of, elements_of, traits_of
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 MAX_VIOLATIONS = 200
@@ -138,7 +138,10 @@ class Engine:
 
     def _alternatives(self, rule: Invariant, occasions: Sequence[Occasion]) -> tuple[str, ...]:
         """Similar properties with another value that held instead, in the words of the relation. For a rule about a
-        set: the elements that are new or missing."""
+        set: the elements that are new or missing. For a rule about a number: its range in good runs."""
+        band = band_of(rule.property)
+        if band is not None:
+            return (f"in good runs {band.shown}",)
         known = elements_of(rule.property)
         if known is not None:
             return differing_elements(known, occasions)

@@ -21,6 +21,7 @@ from traincheck.inference.suppression import suppress
 from traincheck.inference.tally import Key, Tally, candidates
 from traincheck.invariants.book import Book, LearnedRun
 from traincheck.relations.base import UNKNOWN
+from traincheck.vocab.bands import band_of_runs, octave_of
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import ERROR, PIPELINE, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property
@@ -229,17 +230,13 @@ def _element_sets(
             if not required[script] or _is_left_to_chance(runs.values()):
                 continue
             runs = {run: props & required[script] for run, props in runs.items()}
-        known = frozenset().union(*runs.values())
-        prop = set_of(ElementSet(known, frozenset(required[script])))
-        sentence = relation.describe(subject, prop)
         others = [props for run, props in runs.items() if tallies[run].run not in approved]
-        new = _shown_by_one(others if len(others) >= MIN_RUNS else runs.values())
-        most = traits_of(min(known)).most_elements
-        reason = (
-            f"{len(new)} of {len(known)} were seen in one run of {script} only: another may show more" if new else ""
-        )
-        if most and len(known) > most:
-            reason = f"it had {len(known)} values in {script}: they follow the progress of a run"
+        judged = others if len(others) >= MIN_RUNS else list(runs.values())
+        if traits_of(min(chain.from_iterable(judged))).least_margin:
+            prop, reason = _band(list(runs.values()), judged, script)
+        else:
+            prop, reason = _set(list(runs.values()), judged, required[script], script)
+        sentence = relation.describe(subject, prop)
         if reason:
             journal.add(Entry(relation_name, sentence, "always", DROPPED, reason, len(runs), 0, occasions[script], 0))
             continue
@@ -251,12 +248,48 @@ def _element_sets(
             precondition=Precondition(),
             support=Support(occasions[script], max(tallies[run].steps for run in runs), len(runs), 1),
             confidence=certainty,
-            severity=severity(certainty),
+            severity=severity(certainty, habit=relation.is_optional_practice(prop)),
             scope=PIPELINE,
             sentence=sentence,
             origin=(script,),
             program=script,
         )
+
+
+def _set(
+    runs: Sequence[set[Property]], judged: Sequence[set[Property]], required: set[Property], script: str
+) -> tuple[Property, str]:
+    """The set that runs of a program showed, and why it makes no rule, if so. Those in `judged` have to agree."""
+    known = frozenset().union(*runs)
+    prop, most = set_of(ElementSet(known, frozenset(required))), traits_of(min(known)).most_elements
+    if most and len(known) > most:
+        return prop, f"it had {len(known)} values in {script}: they follow the progress of a run"
+    new = _shown_by_one(judged)
+    shown = f"{len(new)} of {len(known)} were seen in one run of {script} only: another may show more"
+    return prop, shown if new else ""
+
+
+MAX_OCTAVES = 12
+"""Good runs with a wider range say nothing about a number."""
+
+
+def _band(runs: Sequence[set[Property]], judged: Sequence[set[Property]], script: str) -> tuple[Property, str]:
+    """The band of a number, and why it makes no rule, if so. See Note [How often a good run leaves a band]."""
+    element = min(chain.from_iterable(runs))
+    traits = traits_of(element)
+    octaves = _octaves(judged)
+    if len(octaves) < MIN_RUNS:
+        prop = Property(traits.element_of, element.object, element.detail)
+        return prop, f"seen in {len(octaves)} runs of {script} only: a range takes {MIN_RUNS}"
+    band = band_of_runs(_octaves(runs), octaves, traits.least_margin)
+    prop = Property(traits.element_of, element.object, str(band))
+    wide = band.highest - band.lowest > MAX_OCTAVES
+    return prop, f"good runs of {script} show {band.shown}, which is too wide to say anything" if wide else ""
+
+
+def _octaves(runs: Iterable[set[Property]]) -> list[list[int]]:
+    several = ([octave_of(prop.detail) for prop in props] for props in runs)
+    return [octaves for some in several if (octaves := [octave for octave in some if octave is not None])]
 
 
 def _is_left_to_chance(runs: Collection[set[Property]]) -> bool:

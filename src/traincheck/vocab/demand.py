@@ -50,11 +50,12 @@ MODEL, PARAMETERS, MODULES = "model", "parameters", "modules"
 (sources/optimizers/parameter_treatment.py), and what its modules are (sources/modules/module_attributes.py)."""
 
 MAGNITUDES = "magnitudes"
-"""The attribute of readings with the size of updates and gradients in a model (sources/optimizers/magnitudes.py)."""
+"""The attribute of readings with the size of updates and gradients in a model (sources/optimizers/magnitudes.py), and
+of outputs (sources/modules/output_sizes.py)."""
 
-UPDATE_RATIO, GRADIENT_SHARE, NONZERO_SHARE = "update", "gradient", "nonzero"
+UPDATE_RATIO, GRADIENT_SHARE, NONZERO_SHARE, OUTPUT_SIZE = "update", "gradient", "nonzero", "output"
 """What a line of such a reading measures: an update relative to the weights, the gradient of a module relative to that
-of the model, and the share of gradient elements that are not zero."""
+of the model, the share of gradient elements that are not zero, and the root mean square of the output of a module."""
 
 BATCH, FORM = "batch", "form"
 CHECKPOINT, ENTRIES = "checkpoint", "entries"

@@ -11,6 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from traincheck.vocab.bands import Band, band_of_text, text_of
 from traincheck.vocab.occasion import Property
 
 CONTAINS_CALL, CONTAINS_CHANGE = "contains call", "contains change"
@@ -35,6 +36,8 @@ EVALUATION_CHANGES, EVALUATION_CHANGES_ONLY = "evaluation changes", "evaluation 
 PASS_ENDS, PASS_ENDS_ONLY = "pass ends", "pass ends only"
 TAKES_COURSE, TAKES_ONLY_COURSES = "takes course", "takes only courses"
 USES_NUMBER, USES_ONLY_NUMBERS = "uses number", "uses only numbers"
+LIES_AT, LIES_IN_BAND = "lies at", "lies in band"
+STAYS_AT, STAYS_NEAR_BAND = "stays at", "stays near band"
 IS, STAYS, KEEPS, RESTORES, TAKES_OVER = "is", "stays", "keeps", "restores", "takes over"
 SAVED_EQUALS_LIVE, LIVE_EQUALS_LOADED = "saved equals live", "live equals loaded"
 IS_SAVED, IS_LOADED, TAKES_SOMETHING = "is saved", "is loaded", "takes something"
@@ -84,6 +87,8 @@ class VerbTraits:
     `element_of`: the detail is one element of a set. Inference learns the set of a program, as a rule with this verb.
     The rule fails on an occasion with another element. In a closed world, it fails without one that every occasion had.
     A set with more than `most_elements` (unless that is 0) makes no rule, because its values follow the progress.
+    `least_margin`: the elements are numbers, and the set is a band, which is wider than good runs by this many octaves
+    at least (see bands.py). For other sets it is 0.
     """
 
     meaning: str
@@ -92,6 +97,7 @@ class VerbTraits:
     evidence: Evidence = Evidence.NONE
     element_of: str = ""
     most_elements: int = 0
+    least_margin: int = 0
 
 
 VERBS: dict[str, VerbTraits] = {
@@ -140,6 +146,10 @@ VERBS: dict[str, VerbTraits] = {
     EVALUATION_CHANGES_ONLY: VerbTraits("evaluations change nothing else"),
     PASS_ENDS: VerbTraits("a pass over the data ends in this way", element_of=PASS_ENDS_ONLY),
     PASS_ENDS_ONLY: VerbTraits("passes over the data end in no other way"),
+    LIES_AT: VerbTraits("a number has this size", element_of=LIES_IN_BAND, least_margin=2),
+    LIES_IN_BAND: VerbTraits("a number is about as large as in good runs"),
+    STAYS_AT: VerbTraits("a number has this size for several updates", element_of=STAYS_NEAR_BAND, least_margin=6),
+    STAYS_NEAR_BAND: VerbTraits("a number does not stay far from good runs"),
     IS: VerbTraits("a setting of the program has this value"),
     STAYS: VerbTraits("a value is the same at the next update"),
     KEEPS: VerbTraits("a parameter group has all entries that it had"),
@@ -204,9 +214,19 @@ def elements_of(prop: Property) -> ElementSet | None:
     return _elements(prop) if prop.verb in _ELEMENT_VERBS else None
 
 
+def band_of(prop: Property) -> Band | None:
+    """The band of a rule about a number; None for any other property."""
+    verb = _ELEMENT_VERBS.get(prop.verb)
+    return band_of_text(prop.detail) if verb is not None and VERBS[verb].least_margin else None
+
+
 @lru_cache(1_000)
 def _elements(prop: Property) -> ElementSet:
     verb = _ELEMENT_VERBS[prop.verb]
+    band = band_of(prop)
+    if band is not None:
+        allowed = frozenset(Property(verb, prop.object, text_of(octave)) for octave in band.allowed)
+        return ElementSet(allowed, frozenset())
     lines = prop.detail.split("\n")
     allowed = frozenset(Property(verb, prop.object, line.removeprefix(SOMETIMES)) for line in lines)
     required = frozenset(Property(verb, prop.object, line) for line in lines if not line.startswith(SOMETIMES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traincheck.relations.consistent.bands import BANDS
 from traincheck.relations.consistent.call_order import ORDER
 from traincheck.relations.consistent.computation import DESCRIPTIONS
 from traincheck.relations.consistent.configuration import SETTINGS
@@ -10,6 +11,6 @@ from traincheck.relations.consistent.pass_ends import PASSES
 from traincheck.relations.consistent.seeds import SEEDS
 from traincheck.relations.consistent.whole_runs import RUNS
 
-REFERENCE = SETTINGS | DESCRIPTIONS | DESCRIBED | ORDER | PASSES | RUNS | SEEDS
+REFERENCE = SETTINGS | DESCRIPTIONS | DESCRIBED | ORDER | PASSES | RUNS | SEEDS | BANDS
 """The demand of a checked run, in addition to that of its rules. It leaves out the contents of batches: to read them in
 each step costs too much if no rule is about them."""

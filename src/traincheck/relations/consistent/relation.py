@@ -7,6 +7,7 @@ Source: OSDI '25, section 3.2. Its parts:
 * the learning rate against its scheduler (learning_rates.py), and its course (rate_course.py);
 * the settings of a program (configuration.py), the operations of its modules (computation.py), its parameters,
   modules, batches and checkpoints (descriptions.py), and the order of its calls (call_order.py);
+* the size of its updates and gradients (bands.py);
 * the batches of one rank from step to step (repeated_batches.py), and the ends of passes (pass_ends.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
@@ -25,6 +26,7 @@ from itertools import chain
 from typing import ClassVar
 
 from traincheck.relations.consistent import buffers, replicas, whole_runs
+from traincheck.relations.consistent.bands import Bands
 from traincheck.relations.consistent.batches import Batches
 from traincheck.relations.consistent.buffers import Buffers
 from traincheck.relations.consistent.call_order import CallOrder
@@ -66,6 +68,7 @@ class Consistent(Composite):
         Computation,
         Descriptions,
         CallOrder,
+        Bands,
         RepeatedBatches,
         PassEnds,
         Readiness,

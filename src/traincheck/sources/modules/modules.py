@@ -35,10 +35,11 @@ from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_fingerprints, hidden_from_modes
+from traincheck.sources.tensors.spread_elements import MEASURED_STEPS
 from traincheck.sources.tensors.value_facts import readable_memory
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import kinds_of_module
-from traincheck.vocab.demand import BATCH, FORM, Demand
+from traincheck.vocab.demand import BATCH, FORM, MAGNITUDES, MODEL, Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
 from traincheck.vocab.facts import Facts, facts, merged
 
@@ -49,6 +50,7 @@ NAMING = "variables"
 
 if TYPE_CHECKING:
     from traincheck.sources.data.batch_forms import BatchForms
+    from traincheck.sources.modules.output_sizes import OutputSizes
 
 _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
 """One object for each flag, because the trace stores equal objects once."""
@@ -104,6 +106,8 @@ class ModuleSource:
         self._classes: BoundedCache[type, _ClassRequest] = BoundedCache()
         self._batches: BatchReadings
         self._forms: BatchForms | None = None
+        self._outputs: OutputSizes | None = None
+        self._measured = ""  # the outermost module that is called, if the outputs in it are measured
 
     def offers(self) -> str | None:
         return None
@@ -119,6 +123,7 @@ class ModuleSource:
         undo = UndoStack()
         recorder.on_detach(undo, self._summaries.forget)
         self._describes_inputs = demand.takes_reading(BATCH, FORM)
+        self._measures_outputs = demand.takes_reading(MODEL, MAGNITUDES)
         recorder.after_gap(self.name, self._report_inputs_again, undo=undo, repeatable=True)
         guarded = recorder.guarded
         self._catalog.live_modules.attach(
@@ -186,6 +191,9 @@ class ModuleSource:
             forms = self._forms or self._begin_forms()
             if forms.should_read(call.receiver, learns=learns):
                 forms.read(call.seq, call.receiver, args, keywords_of_call(recorder), learns=learns)
+        if outermost:
+            measures = self._measures_outputs and learns and training and recorder.steps.step in MEASURED_STEPS
+            self._measured = call.receiver if measures else ""
         if of_class.reads_buffers and module._buffers:
             buffers = self._read_buffers(module)
         opened.append((call, of_class, before, buffers, id(sys.exc_info()[1])))
@@ -195,6 +203,19 @@ class ModuleSource:
 
         self._forms = BatchForms(self._recorder)
         return self._forms
+
+    def _measure_output(self, module: nn.Module, call: OpenCall, output: Any, *, outermost: bool) -> None:
+        """Measure the output of a module with parameters of its own, and report all outputs at the end of the call of
+        the outermost module."""
+        if self._outputs is None:
+            from traincheck.sources.modules.output_sizes import OutputSizes  # not before the first call of a model
+
+            self._outputs = OutputSizes(self._recorder)
+        if module._parameters:
+            self._outputs.add(call.receiver, output)
+        if outermost:
+            self._outputs.report(call.seq, self._measured)
+            self._measured = ""
 
     def _report_inputs_again(self) -> None:
         if self._forms is not None:
@@ -219,6 +240,8 @@ class ModuleSource:
                     self._summaries.record_arguments(call, request, args, keywords)
             recorder.abandon(call)
             return
+        if self._measured:
+            self._measure_output(module, call, output, outermost=not opened)
         if buffers is not None:
             self._record_buffers(module, call, buffers)
         if request is None:

@@ -9,8 +9,8 @@ Modules at positions of a list count as one, so neither does the depth matter. M
 towards the end of a run, and longer runs do so later. So the first number is what the update would be at the highest
 rate so far.
 
-Weights and zeros are read from `MAX_ELEMENTS` elements of each parameter, which are spread over it. TrainCheck copies
-them before the update. Norms of gradients are those of all elements.
+Weights and zeros are read from some elements of each parameter, see spread_elements.py. TrainCheck copies them before
+the update. Norms of gradients are those of all elements.
 
 Note [Progress of a run]
 Numbers change while a program trains, most of all in the beginning. So readers compare steps of about the same number.
@@ -31,15 +31,13 @@ from traincheck.sources.optimizers.hyperparameters import SOURCE
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import PLAIN, first_elements, hidden_from_modes, local_tensor
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.tensors.spread_elements import MEASURED_STEPS, readable, spread_elements
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import GRADIENT_SHARE, MAGNITUDES, MODEL, NONZERO_SHARE, UPDATE_RATIO
 from traincheck.vocab.events import Reading, without_positions
 from traincheck.vocab.facts import facts
 
-OFTEN, SELDOM = 5, 50
-"""Numbers are read at the first steps, then at powers of two and at one step in `SELDOM`."""
-MAX_ELEMENTS = 1024
 MAX_MODULES = 64
 """Kinds of modules of a model that are reported."""
 MAX_MODELS = 8
@@ -100,8 +98,7 @@ class Magnitudes:
             highest = self._highest_rates.put(name, _CONTINUED if _continues(optimizer) else initial)
         if highest < rate and highest != _CONTINUED:
             highest = self._highest_rates.put(name, rate)
-        step = self._recorder.steps.step
-        if highest == _CONTINUED or (step > OFTEN and step % SELDOM and step & (step - 1)):
+        if highest == _CONTINUED or self._recorder.steps.step not in MEASURED_STEPS:
             return None
         with hidden_from_modes():
             return BeforeUpdate(_read_weights(name, held), rate / highest if highest else 0.0)
@@ -150,11 +147,11 @@ def _read_weights(name: str, held: Sequence[Held]) -> dict[Place, _Weights]:
     """Read the parameters that the optimizer `name` holds, place by place."""
     parameters: dict[Place, list[torch.Tensor]] = {}
     for variable, tensor in held:
-        if variable.owned and name in variable.holders and tensor.requires_grad and _readable(tensor) is not None:
+        if variable.owned and name in variable.holders and tensor.requires_grad and readable(tensor) is not None:
             model, _, path = variable.name.partition(".")
             module = without_positions(f".{path}")[1:].rpartition(".")[0]
             parameters.setdefault((model, module, tensor.device), []).append(tensor)
-    return {place: _Weights(tensors, _elements(tensors)) for place, tensors in parameters.items()}
+    return {place: _Weights(tensors, spread_elements(tensors)) for place, tensors in parameters.items()}
 
 
 def _sizes_of(weights: _Weights) -> _Sizes | DeferredValue | None:
@@ -163,7 +160,7 @@ def _sizes_of(weights: _Weights) -> _Sizes | DeferredValue | None:
     gradients = _dense([tensor.grad for tensor in weights.parameters if tensor.grad is not None])
     if not after or not gradients:
         return None
-    now, graded = _elements(after), _elements(gradients)
+    now, graded = spread_elements(after), spread_elements(gradients)
     if now.shape != before.shape or not now.device == graded.device == before.device:
         return None
     norms = torch.stack([norm.to(torch.float32) for norm in torch._foreach_norm(gradients)])
@@ -179,25 +176,8 @@ def _sizes_of(weights: _Weights) -> _Sizes | DeferredValue | None:
 
 def _dense(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors as plain ones with memory; none at all if that is not possible."""
-    dense = [plain for plain in map(_readable, tensors) if plain is not None]
+    dense = [plain for plain in map(readable, tensors) if plain is not None]
     return dense if len(dense) == len(tensors) else []
-
-
-def _readable(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor if it is plain, and has floating point numbers in memory; otherwise None."""
-    if type(tensor) not in PLAIN or not tensor.is_floating_point() or not tensor.numel():
-        return None
-    return local_tensor(tensor)
-
-
-def _elements(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A copy of some elements of each tensor, in single precision at least."""
-    samples = []
-    for tensor in tensors:
-        flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else first_elements(tensor.detach())
-        every = -(-flat.numel() // MAX_ELEMENTS) | 1  # an odd stride visits all columns of a matrix
-        samples.append(flat[::every].to(torch.promote_types(tensor.dtype, torch.float32)))
-    return torch.cat(samples)
 
 
 def _lines(places: Sequence[tuple[str, _Sizes]], rate: float) -> list[str]:
