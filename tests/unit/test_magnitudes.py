@@ -59,11 +59,12 @@ def read(
     steps: int = 1,
     each_step: Callable[[], object] = lambda: None,
     width: int = 4,
+    batch: int = 6,
 ) -> dict[int, Numbers]:
     with observing(BANDS) as seen:
         for _ in range(steps):
             optimizer.zero_grad()
-            net(torch.randn(6, width)).square().mean().backward()
+            net(torch.randn(batch, width)).square().mean().backward()
             optimizer.step()
             each_step()
     assert seen.faults == []
@@ -115,7 +116,7 @@ def test_an_optimizer_that_continues_another_run_is_left_out() -> None:
         first, second = (optimizer_class(net.parameters(), lr=0.1) for _ in range(2))
         assert read(net, first)
         second.load_state_dict(first.state_dict())
-        assert {quantity for quantity, _ in read(net, second)[1]} == {"output"}
+        assert {quantity for quantity, _ in read(net, second, batch=16)[1]} == {"output"}
 
 
 def test_outputs_of_modules_with_parameters_are_measured_while_a_model_trains() -> None:
@@ -138,11 +139,12 @@ def test_outputs_of_modules_with_parameters_are_measured_while_a_model_trains() 
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with observing(BANDS) as seen:
         with torch.no_grad():
-            net(torch.randn(6, 4))
+            net(torch.randn(16, 4))
         net.eval()
-        net(torch.randn(6, 4))
+        net(torch.randn(16, 4))
         net.train()
-        net(torch.randn(6, 4)).sum().backward()
+        net(torch.randn(16, 4)).sum().backward()
+        net(torch.randn(15, 4))  # too few elements
         optimizer.step()
     numbers = [numbers for numbers in numbers_of(seen.windows).values() if numbers]
     outputs = [{path: size for (quantity, path), size in by.items() if quantity == "output"} for by in numbers]

@@ -25,6 +25,9 @@ SOURCE = "modules"
 MAX_CALLS = 256
 """Calls of modules that are measured in one call of a model."""
 
+MIN_ELEMENTS = 64
+"""Smaller outputs, such as one number for each sample, are often large or small by chance."""
+
 _CONTEXT = facts(kind=MODEL)
 
 
@@ -41,7 +44,7 @@ class OutputSizes:
             return
         with hidden_from_modes():
             dense = readable(output)
-            if dense is None:
+            if dense is None or dense.numel() < MIN_ELEMENTS:
                 return
             elements = spread_elements([dense])
             size = torch.linalg.vector_norm(elements) / math.sqrt(elements.numel())
