@@ -32,7 +32,7 @@ _COMPUTATION = ("detaching", "loss", "masks", "axes", "dropout", "normalization"
 GENERAL = {
     "computation-differs": (
         *_COMPUTATION,
-        *("accumulation", "state", "in-place", "caches"),
+        *("accumulation", "clipping", "state", "in-place", "caches"),
         *("targets", "augmentation", "replay", "initialization"),  # what is computed without gradients
     ),
     "module-differs": (*_COMPUTATION, "tying", "groups", "buffers"),
@@ -41,6 +41,8 @@ GENERAL = {
     "batch-differs": ("augmentation", "precision"),
     "passes-left-early": ("data-order", "samplers"),
     "rate-takes-new-course": ("schedule",),
+    "evaluation-changes-training-state": ("modes", "buffers"),
+    "magnitudes-differ-from-good-runs": ("loss", "initialization", "accumulation"),
     "batches-repeat": ("data-order", "samplers", "augmentation", "worker-seeds"),
     "setting-changed": ("data-order", "samplers", "groups", "precision"),
     "calls-follow-in-new-order": (
