@@ -42,6 +42,9 @@ OPERATIONS, OPERATION_NUMBERS = "operations", "numbers"
 """The kinds and the attributes of readings that describe what a program computes: with gradients
 (sources/gradients/graphs.py), and without (sources/functions/no_grad_operations.py)."""
 
+COMPILED_CODE = "compiled code of "
+"""Start of the variable of a reading of operations that a compiler has traced (sources/compile/compiled_graphs.py)."""
+
 DESCRIBED_ALL = "described_all"
 """The attribute of a reading at the end of a run: whether all its windows were described."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from traincheck.relations.parts import BACKWARD, StatelessPart
-from traincheck.vocab.demand import GRAPH, NO_GRAD, OPERATION_NUMBERS, OPERATIONS, Demand
+from traincheck.vocab.demand import COMPILED_CODE, GRAPH, NO_GRAD, OPERATION_NUMBERS, OPERATIONS, Demand
 from traincheck.vocab.events import END, EVAL, PARTIAL, SETUP, TRAIN, Reading, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import HAS, SOMETIMES, USES_NUMBER
@@ -78,6 +78,8 @@ class Computation(StatelessPart):
         if subject.api.startswith(NO_GRAD):
             function, _, stage = place.rpartition(" (")
             return f"{function} computes nothing without gradients {_STAGES[stage[:-1]]} but what good runs computed"
+        if place.startswith(COMPILED_CODE):
+            return f"{place} has no operations but those of good runs"
         return f"gradients flow through no operations of {place} but those of good runs"
 
 

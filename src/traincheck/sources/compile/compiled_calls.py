@@ -4,7 +4,8 @@ Note [Compiled regions]
 TrainCheck observes nothing inside a compiled callable, which runs as it would without TrainCheck; see Note [Suspended
 while compiled code runs] in global_hooks.py. It records the call as a whole: a module called in training or evaluation,
 or an optimizer step with its effect on each parameter. An event of the region `torch.compile` marks the call, so that
-relations know that the call around it has unobserved parts.
+relations know that the call around it has unobserved parts. What the compiler traced is described by
+compiled_graphs.py.
 
 Note [Unobserved training]
 A function may run forward, backward and update in one compiled call. TrainCheck learns only afterwards that parameters
@@ -28,6 +29,7 @@ from torch.optim import Optimizer
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.compile.compiled_callables import CompiledTarget, identify_target
+from traincheck.sources.compile.compiled_graphs import CompiledGraphs
 from traincheck.sources.compile.skipped_code import skip_own_code
 from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.variables import VariableCatalog
@@ -120,6 +122,7 @@ class CompiledCallSource:
         self._when_imported = when_imported
         self._watched: list[weakref.ref[Any]] = []
         self._reported: set[tuple[str, str]] = set()
+        self._graphs: CompiledGraphs
 
     def offers(self) -> str | None:
         return None
@@ -127,6 +130,9 @@ class CompiledCallSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         self._undo = undo = UndoStack()
+        if not recorder.reattaching:
+            self._graphs = CompiledGraphs(recorder)
+        self._graphs.attach(undo, demand)
         guarded = functools.partial(recorder.guarded, self.name, always=True)  # steps are always counted
         self._find_call, self._begin, self._end = guarded(self._find), guarded(self._begins), guarded(self._ends)
         undo.callback(self._forget)
@@ -300,6 +306,7 @@ class CompiledCallSource:
 
     def _begins(self, compiled_call: _CompiledCall) -> _Region:
         recorder, target = self._recorder, compiled_call.target
+        self._graphs.callable_name = target.name
         states: dict[str, _State] = {}
         if target.module is not None:
             recorder.hooks.before_module(target.module, compiled_call.args, compiled_call.keywords)

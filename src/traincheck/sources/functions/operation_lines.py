@@ -28,7 +28,7 @@ from traincheck.vocab.bounded_cache import BoundedCache
 MAX_TENSORS = 5_000
 """From so many tensors on, those that are gone are forgotten."""
 
-_ARRANGING = frozenset(
+ARRANGING = frozenset(
     (
         "view", "reshape", "contiguous", "expand", "expand_as", "view_as", "reshape_as", "flatten", "unflatten",
         "unsqueeze", "squeeze", "to", "cpu", "cuda", "type_as", "pin_memory",
@@ -38,7 +38,7 @@ _VIEWS = ("torch.Tensor.data.__get__", "torch.Tensor.grad.__get__", "torch.Tenso
 _GRAD = "grad.__get__"
 _MAX_SHOWN = 2
 """Larger integers may be sizes."""
-_FRACTION = "~"
+FRACTION = "~"
 """Stands for a fractional number, which is described apart."""
 _CHANGING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 _UNNAMED = frozenset(("out", "dtype", "device", "layout", "generator", "requires_grad", "memory_format", "size"))
@@ -152,9 +152,9 @@ class OperationLines:
         for key, value in items:
             if type(value) is float:
                 fractions.append((key, value))
-                text = _FRACTION
+                text = FRACTION
             else:
-                text = _plain(value) if tensors else str(value) if isinstance(value, (bool, str)) else ""
+                text = plain_argument(value) if tensors else str(value) if isinstance(value, (bool, str)) else ""
             if text:
                 plain.append(text if key.isdigit() else f"{key}={text}")
         if name == "__getitem__" and len(args) > 1:
@@ -206,7 +206,7 @@ class OperationLines:
 
 def _function_of(func: Any) -> _Function:
     name = _short_name(func)
-    return _Function(name, name in _ARRANGING or name == _GRAD, _changes(name))
+    return _Function(name, name in ARRANGING or name == _GRAD, _changes(name))
 
 
 def _short_name(func: Any) -> str:
@@ -243,7 +243,7 @@ def _arranges(args: Any) -> bool:
     return len(args) > 1 and type(args[1]) is int
 
 
-def _plain(value: Any) -> str:
+def plain_argument(value: Any) -> str:
     """A flag, a word or a small integer as text, an index as it is written; empty for everything else."""
     if isinstance(value, (bool, str)):
         return str(value)
@@ -252,9 +252,9 @@ def _plain(value: Any) -> str:
     if value is Ellipsis:
         return "..."
     if isinstance(value, slice):
-        return ":".join(_plain(part) for part in (value.start, value.stop))
+        return ":".join(plain_argument(part) for part in (value.start, value.stop))
     if type(value) in (tuple, list) and not any(isinstance(item, (float, torch.Tensor)) for item in value):
-        items = [_plain(item) for item in value]
+        items = [plain_argument(item) for item in value]
         return f"[{' '.join(items)}]" if any(items) else ""
     return ""
 
