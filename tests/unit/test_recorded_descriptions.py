@@ -48,6 +48,8 @@ def test_variables_of_one_kind_are_reported_together() -> None:
 
 
 KINDS = ("batch", "graph", "model", "no_grad")
+NOT_DESCRIBED = ("described_all", "magnitudes")
+"""Attributes of these kinds that are no description: they are reported each time."""
 
 
 def described(after_step: Callable[[Seen, int], object], watches: Callable[[int], bool]) -> list[tuple[str, str, str]]:
@@ -62,7 +64,9 @@ def described(after_step: Callable[[Seen, int], object], watches: Callable[[int]
             optimizer.step()
             after_step(seen, step)
     assert seen.faults == []
-    readings = [reading for reading in seen.readings if reading.kind in KINDS and reading.attribute != "described_all"]
+    readings = [
+        reading for reading in seen.readings if reading.kind in KINDS and reading.attribute not in NOT_DESCRIBED
+    ]
     return [(reading.variable, reading.attribute, str(reading.value)) for reading in readings]
 
 

@@ -66,9 +66,9 @@ class EvaluationSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         undo = UndoStack()
         self._recorder = recorder
+        if not recorder.reattaching:
+            self._changes = Descriptions(recorder, EVALUATION)
         if demand.takes_reading(EVALUATION, CHANGED):
-            if not recorder.reattaching:
-                self._changes = Descriptions(recorder, EVALUATION)
             recorder.after_gap(self.name, self._changes.forget_unread, undo=undo, repeatable=True)
             begins, ends = recorder.guarded(self.name, self._begins), recorder.guarded(self.name, self._ends)
             self._calls.add_listener(begins, ends, outermost=True)
