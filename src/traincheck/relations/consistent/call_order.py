@@ -73,17 +73,10 @@ class CallOrder(Part):
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         found: dict[str, Call] = {}
-        inside: dict[int, int] = {}  # the end of the call that is under way, by thread
-        for call in window.calls:
-            if call.seq < inside.get(call.thread, -1):
-                continue
-            if call.kind == REGION and call.name == COMPILED:
-                self._lose_track(call.thread)
-            name = self._name(call)
+        for call, name in driving_calls(window):
             if not name:
-                continue
-            inside[call.thread] = call.end
-            for line in self._lines(call, name):
+                self._lose_track(call.thread)
+            for line in self._lines(call, name) if name else ():
                 found.setdefault(line, call)
         for line, call in found.items():
             held = frozenset((Property(FOLLOWS, GRAIN, line),))
@@ -113,17 +106,6 @@ class CallOrder(Part):
         self._backwards.pop(thread, None)
         self._updates.pop(thread, None)
 
-    @staticmethod
-    def _name(call: Call) -> str:
-        """The name of a call that drives training: of `DRIVING`, or the forward of a whole model in training mode.
-        Empty for other calls."""
-        api = call.levels[-1]
-        if api in DRIVING:
-            return short(api)
-        if api != FORWARD or not all(value_of(call.context, fact) for fact in ("outermost", "parametric", "training")):
-            return ""
-        return "forward" if value_of(call.context, "grad_mode") == "on" else "forward without gradients"
-
     def forget(self) -> None:
         """The calls of dropped windows are unknown."""
         self._last.clear()
@@ -142,3 +124,28 @@ class CallOrder(Part):
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return "the calls that drive training follow each other as in good runs"
+
+
+def driving_calls(window: Window) -> Iterator[tuple[Call, str]]:
+    """The calls that drive training and are not inside another one, with their names, and compiled code without one."""
+    inside: dict[int, int] = {}  # the end of the call that is under way, by thread
+    for call in window.calls:
+        if call.seq < inside.get(call.thread, -1):
+            continue
+        if call.kind == REGION and call.name == COMPILED:
+            yield call, ""
+        name = _name_of(call)
+        if name:
+            inside[call.thread] = call.end
+            yield call, name
+
+
+def _name_of(call: Call) -> str:
+    """The name of a call that drives training: of `DRIVING`, or the forward of a whole model in training mode. Empty
+    for other calls."""
+    api = call.levels[-1]
+    if api in DRIVING:
+        return short(api)
+    if api != FORWARD or not all(value_of(call.context, fact) for fact in ("outermost", "parametric", "training")):
+        return ""
+    return "forward" if value_of(call.context, "grad_mode") == "on" else "forward without gradients"

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 from typing import ClassVar
 
-from traincheck.relations.consistent import buffers, replicas, whole_runs
+from traincheck.relations.consistent import buffers, replicas
 from traincheck.relations.consistent.bands import Bands
 from traincheck.relations.consistent.batches import Batches
 from traincheck.relations.consistent.buffers import Buffers
@@ -47,7 +47,6 @@ from traincheck.relations.consistent.seeds import Seeds
 from traincheck.relations.consistent.train_mode_restored import TrainModeRestored
 from traincheck.relations.consistent.whole_runs import WholeRuns
 from traincheck.relations.parts import Composite, RelationPart
-from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 from traincheck.vocab.properties import IS
@@ -59,6 +58,7 @@ class Consistent(Composite):
     name: ClassVar[str] = "Consistent"
     compares_ranks: ClassVar[bool] = True
     parts: ClassVar[tuple[type[RelationPart], ...]] = (
+        WholeRuns,  # first, as its subjects are those of other parts, in a run
         CheckpointMatch,
         Constancy,
         TrainModeRestored,
@@ -81,34 +81,9 @@ class Consistent(Composite):
     )
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
-        super().__init__(None if interest is None else interest | {whole_runs.base_of(subject) for subject in interest})
-        self._whole_runs = WholeRuns(interest)
-        self._judged = interest  # without the subjects that whole runs are made of
+        super().__init__(interest)
         self._comparing = (Replicas(), Batches(), Buffers(), Seeds())
         self._compares = interest is None or any(subject.grain == RANKS for subject in interest)
-
-    def occasions(self, window: Window) -> Iterator[Occasion]:
-        """The occasions of all parts, and those of the run if it ends with this window (see whole_runs.py)."""
-        if window.index != self._next_index:
-            self._whole_runs.forget()
-        for occasion in super().occasions(window):
-            self._whole_runs.add(occasion)
-            if self._judged is None or occasion.subject in self._judged:
-                yield occasion
-        yield from self._whole_runs.occasions(window)
-
-    @classmethod
-    def needs(cls, subject: Subject, prop: Property) -> Demand:
-        """See `Relation.needs`."""
-        demand = super().needs(whole_runs.base_of(subject), prop)
-        return demand | whole_runs.needs(subject) if whole_runs.is_about_runs(subject) else demand
-
-    @classmethod
-    def describe(cls, subject: Subject, prop: Property) -> str:
-        """See `Relation.describe`."""
-        if whole_runs.is_about_runs(subject):
-            return whole_runs.describe(subject)
-        return super().describe(subject, prop)
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """Yield the occasions in windows of several ranks at the same step, see `_comparing`."""

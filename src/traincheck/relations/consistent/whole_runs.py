@@ -14,11 +14,11 @@ rules of their own. Each good run has to show a thing `MIN_TIMES` before other r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 
-from traincheck.relations.consistent.call_order import THEN
+from traincheck.relations.consistent.call_order import GRAIN, ORDER, SUBJECT, driving_calls
 from traincheck.relations.consistent.computation import UNDER
-from traincheck.relations.parts import named, number
+from traincheck.relations.parts import Part, named, number
 from traincheck.relations.periodic.run_totals import STEPS
 from traincheck.vocab.demand import DESCRIBED_ALL, NO_GRAD, OPERATIONS, Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Reading, Window, without_positions
@@ -27,12 +27,11 @@ from traincheck.vocab.properties import FOLLOWS, HAS, SOMETIMES
 
 OPERATIONS_WITHOUT_GRADIENTS = f"{NO_GRAD}.{OPERATIONS}"
 FUNCTIONS = Subject(OPERATIONS_WITHOUT_GRADIENTS, "functions that compute without gradients")
-"""Its occasions are only whole runs: a function that is never called has no occasion of its own."""
 
 ALL_DESCRIBED = f"{NO_GRAD}.{DESCRIBED_ALL}"
 
 RUNS = Demand.of_readings(STEPS, ALL_DESCRIBED)
-"""The demand for occasions of whole runs, see own_runs.py."""
+"""The demand for occasions of whole runs, in addition to that for what they show, see own_runs.py."""
 
 MIN_TIMES = 2
 """A run that showed something once may have done it by chance, and does not show that other runs have to."""
@@ -40,49 +39,16 @@ MIN_TIMES = 2
 _IN_A_RUN = ", in a run of "
 
 
-def base_of(subject: Subject) -> Subject:
-    """The subject whose occasions make up those of `subject`, which is about whole runs; otherwise `subject` itself."""
-    return subject._replace(grain=subject.grain.partition(_IN_A_RUN)[0])
+class WholeRuns(Part):
+    """Collects which calls drive the training of a run, and which operations its functions make."""
 
-
-def is_about_runs(subject: Subject) -> bool:
-    """Whether the occasions of a subject are whole runs."""
-    return _IN_A_RUN in subject.grain
-
-
-def needs(subject: Subject) -> Demand:
-    """The demand of a rule about whole runs, in addition to that of its base."""
-    return RUNS if subject.api.startswith(NO_GRAD) else Demand.of_readings(STEPS)
-
-
-def describe(subject: Subject) -> str:
-    """The rule as a sentence."""
-    what, _, length = subject.grain.partition(_IN_A_RUN)
-    return f"a run of {length} shows everything that all good runs of this length showed of {what.partition(UNDER)[0]}"
-
-
-class WholeRuns:
-    """Collects what the occasions of a run showed. `interest` as for relations."""
-
-    def __init__(self, interest: Set[Subject] | None) -> None:
-        self._interest = None if interest is None else frozenset(filter(is_about_runs, interest))
-        self._bases = None if self._interest is None else frozenset(map(base_of, self._interest))
-        self._shown: dict[Subject, Counter[Property]] = {}  # how often each was shown
+    def __init__(self) -> None:
+        self._shown: dict[Subject, Counter[Property]] = {}  # in how many windows
         self._complete = True
 
-    def add(self, occasion: Occasion) -> None:
-        """Note which calls an occasion about their order showed. Which pairs meet depends on where a batch ends."""
-        for prop in occasion.held:
-            call = prop.detail.partition(THEN)[2] if prop.verb == FOLLOWS else ""
-            if call:
-                self._note(occasion.subject, (prop._replace(detail=call),))
-
-    def forget(self) -> None:
-        """Windows were dropped: nobody knows what they showed."""
-        self._complete = False
-
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """The occasions of the run, if it ends with this window. Call after `add` for all of its occasions."""
+        """Yield the occasions of the run, if it ends with this window."""
+        self._note(SUBJECT, (Property(FOLLOWS, GRAIN, name) for _, name in driving_calls(window) if name))
         for reading in window.readings:
             if named(reading) == OPERATIONS_WITHOUT_GRADIENTS:
                 self._note_operations(reading)
@@ -95,10 +61,9 @@ class WholeRuns:
             if base.api == OPERATIONS_WITHOUT_GRADIENTS and not described:
                 continue
             for length in lengths(int(steps), window.rank):
+                once = frozenset(prop for prop, times in shown.items() if times < MIN_TIMES)
                 subject = base._replace(grain=f"{base.grain}{_IN_A_RUN}{length}")
-                if self._interest is None or subject in self._interest:
-                    once = frozenset(prop for prop, times in shown.items() if times < MIN_TIMES)
-                    yield Occasion(subject, (), frozenset(shown), None, NO_CALL, sometimes=once)
+                yield Occasion(subject, (), frozenset(shown), None, NO_CALL, sometimes=once)
 
     def _note_operations(self, reading: Reading) -> None:
         """Note what a function did in any stage. The stage of an evaluation depends on where a batch ends."""
@@ -109,8 +74,29 @@ class WholeRuns:
         self._note(Subject(FUNCTIONS.api, f"{function}{UNDER}{origin}"), elements)
 
     def _note(self, subject: Subject, shown: Iterable[Property]) -> None:
-        if self._bases is None or subject in self._bases:
-            self._shown.setdefault(subject, Counter()).update(shown)
+        properties = set(shown)
+        if properties:
+            self._shown.setdefault(subject, Counter()).update(properties)
+
+    def forget(self) -> None:
+        """Windows were dropped: nobody knows what they showed."""
+        self._complete = False
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return _IN_A_RUN in subject.grain
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if subject.api == OPERATIONS_WITHOUT_GRADIENTS:
+            return RUNS | Demand.of_readings(OPERATIONS_WITHOUT_GRADIENTS)
+        return ORDER | Demand.of_readings(STEPS)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        what, _, length = subject.grain.partition(_IN_A_RUN)
+        what = what.partition(UNDER)[0]
+        return f"a run of {length} shows everything that all good runs of this length showed of {what}"
 
 
 def lengths(steps: int, rank: int) -> tuple[str, ...]:
