@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from observed_process import observing
 from traincheck.relations.consistent.descriptions import DESCRIBED, Descriptions
@@ -47,7 +48,7 @@ def changes(evaluate: Callable[[nn.Module, Any], object], evaluations: int = 1) 
     assert seen.faults == []
     readings = [reading for window in seen.windows for reading in window.readings if reading.kind == "evaluation"]
     assert {reading.variable for reading in readings} <= {"Net"}
-    return [set(str(reading.value).split("\n")) for reading in readings]
+    return [set(str(reading.value).split("\n")[1:]) for reading in readings]
 
 
 ROWS = torch.ones(4, 3)
@@ -115,7 +116,18 @@ def test_changes(evaluate: Any, expected: set[str], accelerator: bool) -> None:
 
 
 def test_equal_changes_are_reported_once() -> None:
-    assert len(changes(draws, evaluations=4)) == 2  # without random numbers after the first forward
+    assert len(changes(draws, evaluations=4)) == 3  # after 1, 2 and 4 forwards
+
+
+def test_a_pass_over_another_loader_begins_anew() -> None:
+    """Each pass draws a seed for the workers, which is no change of the evaluation."""
+
+    def evaluate(net: Any, _: Any) -> None:
+        for size in (12, 4, 8):
+            for (x,) in DataLoader(TensorDataset(torch.ones(size, 3)), batch_size=4):
+                net(x)
+
+    assert set().union(*changes(evaluate)) == {STAYS}
 
 
 def test_a_model_that_is_made_for_an_evaluation_is_no_change() -> None:
@@ -137,10 +149,10 @@ def test_only_a_change_can_be_wrong() -> None:
     occasions = [
         o for window in seen.windows for o in Descriptions().occasions(window) if "evaluation" in o.subject.grain
     ]
-    assert [(o.subject.grain, o.failed) for o in occasions] == [("evaluation of Net", frozenset())]
+    assert [(o.subject.grain, o.failed) for o in occasions] == [("forward 1 of an evaluation of Net", frozenset())]
     (prop,) = occasions[0].held
     rule = set_of(ElementSet(frozenset({prop, prop._replace(detail="more")}), frozenset()))
     assert prop in elements_of(rule).allowed  # type: ignore[union-attr]
     assert Descriptions.describe(occasions[0].subject, rule) == (
-        "an evaluation of Net changes nothing that good runs leave as it is"
+        "nothing changes in forward 1 of an evaluation of Net but what changes in good runs"
     )

@@ -52,7 +52,7 @@ _DESCRIPTIONS = {
     f"{BATCH}.{FORM}": _Description(BATCH_HAS_FORM, FORWARD, "{} is called with inputs as in good runs"),
     f"{CHECKPOINT}.{ENTRIES}": _Description(CHECKPOINT_HOLDS, SAVE, "{} holds the entries of good runs"),
     f"{EVALUATION}.{CHANGED}": _Description(
-        EVALUATION_CHANGES, FORWARD, "an {} changes nothing that good runs leave as it is", is_whole=False
+        EVALUATION_CHANGES, FORWARD, "nothing changes in {} but what changes in good runs", is_whole=False
     ),
 }
 
@@ -94,5 +94,5 @@ def _split(reading: Reading) -> tuple[str, list[str]]:
         model = reading.variable.partition("#")[0]
         return f"model {model} {lines[0]}", lines[1:]
     if reading.kind == EVALUATION:
-        return f"evaluation of {reading.variable}", lines
+        return f"{lines[0]} of an evaluation of {reading.variable}", lines[1:]
     return f"{reading.kind} {reading.variable}", lines

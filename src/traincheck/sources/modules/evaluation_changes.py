@@ -3,6 +3,8 @@
 It compares parameters, gradients, buffers, the state of optimizers and the states of random generators before the first
 forward of an evaluation with those after its 1st, 2nd, 4th, 16th, 64th, ... forward. So a long evaluation is compared a
 few times only. What a forward changes shows after the first one, and what comes between two forwards after the second.
+With another batch size, an evaluation has more or fewer forwards, so the changes after each number of them are reported
+apart. A pass over another loader begins anew, because it may draw a seed for its workers.
 
 Known limitations: changes before the first forward and after the last comparison are not seen, such as averaged weights
 that are never swapped back. Random generators on accelerators, and those that the program made, are not read.
@@ -55,7 +57,7 @@ class EvaluationSource:
         self._calls = calls
         self._catalog = catalog
         self._evaluations = self._forwards = 0
-        self._window = -1  # of the evaluation under way
+        self._begun = (-1, -1)  # the window of the evaluation under way, and the passes that ended before it
         self._model = ""
         self._before: dict[_Key, Fingerprint] = {}
         self._changes: Descriptions
@@ -75,10 +77,10 @@ class EvaluationSource:
         return undo
 
     def _begins(self, module: nn.Module, args: Any) -> None:
-        recorder = self._recorder
-        if self._window == recorder.window_index or not recorder.steps.evaluating or not has_parameters(module):
+        begun = self._recorder.window_index, self._recorder.steps.passes_ended
+        if self._begun == begun or not self._recorder.steps.evaluating or not has_parameters(module):
             return
-        self._window, self._forwards = recorder.window_index, 0
+        self._begun, self._forwards = begun, 0
         self._evaluations += 1
         self._before = {}
         if SCHEDULE.includes(self._evaluations):
@@ -86,7 +88,7 @@ class EvaluationSource:
             self._before = self._read()
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._before or self._window != self._recorder.window_index:
+        if not self._before or self._begun != (self._recorder.window_index, self._recorder.steps.passes_ended):
             return
         self._forwards += 1
         if self._forwards == _SECOND or _is_power_of_four(self._forwards):
@@ -95,11 +97,14 @@ class EvaluationSource:
     def _compare(self) -> None:
         """Report what differs from the values before the evaluation."""
         before, after, model = self._before, self._read(), self._model
+        header = "forward 1" if self._forwards == 1 else f"forwards 1 to {self._forwards}"
         keys = [key for key in before if key in after]
 
         def conclude(differs: list[bool], next_seq: NextSeq) -> None:
             changed = {_line(key) for key, differ in zip(keys, differs, strict=True) if differ}
-            self._changes.report(NO_CALL, model, CHANGED, "\n".join((*sorted(changed), STAYS)), next_seq=next_seq)
+            self._changes.report(
+                NO_CALL, model, CHANGED, "\n".join((header, *sorted(changed), STAYS)), next_seq=next_seq
+            )
 
         with hidden_from_modes():
             differ = [not_equal(before[key], after[key]) for key in keys]

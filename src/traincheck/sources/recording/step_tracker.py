@@ -83,6 +83,7 @@ class StepTracker:
         self.optimizers: set[str] = set()  # optimizers that exist
         self._check: Callable[[bool], object] | None = None  # see `check_before_activity`
         self.forwards, self.backwards = 0, 0  # calls of outermost modules, and backwards
+        self.passes_ended = 0  # fetches that found a loader exhausted
         self.updates_made = 0  # updates, and steps that the program has named
         self._stepped: set[str] = set()  # optimizers that have stepped in this window
         self.updates: list[Callable[[], bool]] = []  # for each update under way, whether it still runs
@@ -168,6 +169,7 @@ class StepTracker:
         """
         if self.fetch_failed(began):
             seq = began if exhausted_at < 0 else exhausted_at
+            self.passes_ended += exhausted_at >= 0
             self._activity_begins(seq)
             if self._fetch_start < 0:
                 self._fetch_start = seq
