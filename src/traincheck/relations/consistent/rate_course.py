@@ -5,10 +5,11 @@ stays, and one that was planned for fewer steps rises again, or ends at zero whi
 
 Note [Where a schedule ends]
 A schedule that was planned for more steps shows only at the end of a run, in two ways. In runs with the same number of
-updates, the same share of the highest rate is left. In runs of about one length, the rate is about to reach zero at the
-last update, or it is not. That holds for schedules that are planned for the length of the run (linear, cosine), and not
-for a decay by constant factors. A run that an exception ended, and one of which some windows were not watched, has no
-end to compare.
+updates, the same share of the highest rate is left. In runs of about one length, the rate falls to about zero, or not:
+it falls by an ever larger factor, and is at most a few steps from zero. That holds for schedules that are planned for
+the length of the run (linear, cosine), and not for a decay by constant factors. The length that a program computes is
+often off by a few updates, because batches and accumulations have ragged ends. A run that an exception ended, and one
+of which some windows were not watched, has no end to compare.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _LESS = 1 - 1e-9
 _NEAR_ZERO = 1e-3
 """Share of the highest rate that some schedules keep as their minimum."""
 
+_FEW = 3
+"""Steps from zero that a rate may stop at."""
+
 
 class RateCourse:
     """Follows the learning rate of each parameter group. A group is known by its number, whatever the optimizer."""
@@ -42,6 +46,7 @@ class RateCourse:
         self._rates: dict[str, dict[str, float]] = {}
         self._highest: dict[str, float] = {}
         self._latest: dict[str, tuple[float, ...]] = {}  # the last three different rates of each group
+        self._lowest: dict[str, tuple[float, ...]] = {}  # the same at its lowest rate since the highest
         self._updates: Counter[str] = Counter()
         self._complete = True
 
@@ -62,12 +67,20 @@ class RateCourse:
         self._updates[call.receiver] += 1
         for group, rate in known.items():
             if rate != before.get(group):
-                self._latest[group] = (*self._latest.get(group, ()), rate)[-3:]
-                self._highest[group] = max(rate, self._highest.get(group, 0.0))
+                self._note(group, rate)
             if group in before:
                 subject = Subject(LR, f"{GRAIN} of {_number_of(group)}")
                 held = frozenset((Property(TAKES_COURSE, LR, _course(before[group], rate)),))
                 yield Occasion(subject, (), held, frozenset(), call.seq, (group,))
+
+    def _note(self, group: str, rate: float) -> None:
+        """Note a rate that differs from the last one."""
+        self._latest[group] = (*self._latest.get(group, ()), rate)[-3:]
+        lowest = self._lowest.get(group, ())
+        if rate >= self._highest.get(group, 0.0):
+            self._highest[group], self._lowest[group] = rate, ()
+        elif not lowest or rate <= lowest[-1]:
+            self._lowest[group] = self._latest[group]
 
     def _of_run(self, steps: int, rank: int) -> Iterator[Occasion]:
         """See Note [Where a schedule ends]."""
@@ -76,9 +89,9 @@ class RateCourse:
                 highest, grain = self._highest[group], f"{END} of {_number_of(group)}"
                 share = f"{rate / highest if highest else 0:.2g} of its highest value"
                 ends = {f"{grain} after {self._updates[optimizer]} updates": f"the rate ends at {share}"}
-                reaches = "about" if _is_about_to_reach_zero(self._latest[group], highest) else "not about"
+                falls = "falls" if _falls_to_zero(self._lowest[group], highest) else "does not fall"
                 for length in lengths(steps, rank):
-                    ends[f"{grain} in runs of {length}"] = f"at the end, the rate is {reaches} to reach zero"
+                    ends[f"{grain} in runs of {length}"] = f"the rate {falls} to about zero"
                 for where, how in ends.items():
                     held = frozenset((Property(TAKES_COURSE, LR, how),))
                     yield Occasion(Subject(LR, where), (), held, frozenset(), NO_CALL, (group,))
@@ -113,13 +126,13 @@ def _number_of(group: str) -> str:
     return group.rpartition(".")[2]
 
 
-def _is_about_to_reach_zero(rates: Sequence[float], highest: float) -> bool:
-    """Whether a rate falls by an ever larger factor, so that one more step of the same size brings it to zero."""
+def _falls_to_zero(rates: Sequence[float], highest: float) -> bool:
+    """Whether a rate falls by an ever larger factor, and is at most a few steps from zero."""
     if len(rates) < 3:
         return False
     first, second, last = rates
     falls_faster = first > second > last and last * first < _LESS * second * second
-    return falls_faster and 2 * last - second <= _NEAR_ZERO * highest
+    return falls_faster and last <= _FEW * (second - last) + _NEAR_ZERO * highest
 
 
 def _course(before: float, after: float) -> str:
