@@ -136,6 +136,19 @@ def test_the_range_is_that_of_all_calls_so_far() -> None:
     assert described(train, "batch.form")[1:] == [("Net", {"with gradients (values)", "input 1 ranges over any value"})]
 
 
+def test_a_part_of_a_model_gets_features_which_have_no_range() -> None:
+    def train() -> None:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            net.layers[1](net.layers[0](torch.rand(4, 3))).sum().backward()
+            optimizer.step()
+
+    assert described(train, "batch.form") == [
+        (f"Net.layers.{number}", {"with gradients", "input 1 is float32 of 2 dimensions"}) for number in (0, 1)
+    ]
+
+
 def test_few_elements_have_no_range() -> None:
     few = described(lambda: [update(net, torch.rand(2, 3)) for net in [Net()] for _ in range(4)], "batch.form")
     assert few == [("Net", {"with gradients", "input 1 is float32 of 2 dimensions"})]

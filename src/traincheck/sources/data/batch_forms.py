@@ -6,7 +6,8 @@ that were not scaled, inputs that were not normalised, and an input that is cons
 the values may lie beyond it, so a small batch stays within it by chance.
 
 The range is that of the first calls together, from the third to the fifth. A single batch may have no negative value by
-chance, and what one model makes for another (the samples of a generator) has another range in each step.
+chance, and what one model makes for another (the samples of a generator) has another range in each step. A part of a
+model that the program calls by itself gets features, whose range says nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class BatchForms:
             tensors = list(_named_tensors(args, keywords))
             names = [name for name, _ in tensors]
             forms = {f"{name} is {form_of(tensor)}" for name, tensor in tensors}
-            ranged = LEAST_CALLS <= self._calls[module, learns] <= SCHEDULE.often
+            ranged = "." not in model and LEAST_CALLS <= self._calls[module, learns] <= SCHEDULE.often
             how = WITH_GRADIENTS if learns else WITHOUT_GRADIENTS
 
             def conclude(fetched: list[_Ends | None], next_seq: NextSeq) -> None:
