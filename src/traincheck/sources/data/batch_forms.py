@@ -61,29 +61,28 @@ class BatchForms:
         """Report forms again that no reader of windows has got."""
         self._forms.forget_unread()
 
-    def should_read(self, module: str, *, learns: bool) -> bool:
-        """Whether to describe this call of an outermost module. `learns`: gradients are on."""
+    def should_read(self, model: str, *, learns: bool) -> bool:
+        """Whether to describe this call of the model. `learns`: gradients are on."""
         if torch.jit.is_tracing():
             return False
-        number = self._calls[module, learns] = self._calls.get((module, learns), 0) + 1
+        number = self._calls[model, learns] = self._calls.get((model, learns), 0) + 1
         return SCHEDULE.includes(number)
 
     def read(
         self,
         call: int,
-        module: str,
         model: str,
         args: Sequence[Any],
         keywords: Mapping[str, Any],
         *,
         learns: bool,
     ) -> None:
-        """Describe what a module gets in `call`. `model` is the name of the model inside a wrapper."""
+        """Describe what the model gets in `call`."""
         with hidden_from_modes():
             tensors = list(_named_tensors(args, keywords))
             names = [name for name, _ in tensors]
             forms = {f"{name} is {form_of(tensor)}" for name, tensor in tensors}
-            ranged = "." not in model and LEAST_CALLS <= self._calls[module, learns] <= SCHEDULE.often
+            ranged = "." not in model and LEAST_CALLS <= self._calls[model, learns] <= SCHEDULE.often
             how = WITH_GRADIENTS if learns else WITHOUT_GRADIENTS
 
             def conclude(fetched: list[_Ends | None], next_seq: NextSeq) -> None:

@@ -46,8 +46,6 @@ MAX_NODES = 100_000
 """Larger graphs are not described."""
 
 _ARRANGES = re.compile(r"(Unsafe)?View|ReshapeAlias|Reshape|Expand|Clone|Alias|AsStrided|Contiguous")
-_WRAPPERS = ("torch.distributed.fsdp", "torch.distributed._composable", "torch.nn.parallel")
-"""Modules of torch whose functions only say when a gradient arrives."""
 _TAIL = re.compile(r"Backward\d*$")
 _SIZES = re.compile(
     r"size|stride|shape|start|end|index|split|offset|numel|batch|seed|philox|max_|options|layout|device"
@@ -224,10 +222,7 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _is_arranging(node: Any) -> bool:
-    if _ARRANGES.fullmatch(_TAIL.sub("", node.name())) is not None:
-        return True
-    function = getattr(type(node), "_forward_cls", None)
-    return function is not None and str(function.__module__).startswith(_WRAPPERS)
+    return _ARRANGES.fullmatch(_TAIL.sub("", node.name())) is not None
 
 
 def _name_of(node: Any) -> str:

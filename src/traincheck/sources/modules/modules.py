@@ -189,9 +189,8 @@ class ModuleSource:
             self._batches.read(call.seq, call.receiver, module, args, keywords_of_call(recorder))
         if parametric and self._describes_inputs:
             forms = self._forms or self._begin_forms()
-            if forms.should_read(name, learns=learns):
-                model = self._catalog.model_name(module)
-                forms.read(call.seq, name, model, args, keywords_of_call(recorder), learns=learns)
+            if forms.should_read(call.receiver, learns=learns):
+                forms.read(call.seq, call.receiver, args, keywords_of_call(recorder), learns=learns)
         if outermost:
             measures = self._measures_outputs and learns and training and recorder.steps.step in MEASURED_STEPS
             self._measured = call.receiver if measures else ""
