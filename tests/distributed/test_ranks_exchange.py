@@ -31,7 +31,7 @@ def assert_same(by_exchange: dict[str, Any], by_files: dict[str, Any]) -> None:
     assert finding_rows(by_exchange) == finding_rows(by_files) != []
     assert by_exchange["not_observed"] == by_files["not_observed"] == []
     without_job = [
-        [{**divergence, "job": ""} for divergence in report["partings"]] for report in (by_exchange, by_files)
+        [{**divergence, "job": ""} for divergence in report["divergences"]] for report in (by_exchange, by_files)
     ]
     assert without_job[0] == without_job[1] != []
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from traincheck.relations.consistent.call_order import GRAIN, ORDER, SUBJECT, driving_calls
+from traincheck.relations.consistent.call_order import BOUNDARIES, GRAIN, ORDER, SUBJECT, driving_calls
 from traincheck.relations.consistent.computation import UNDER
 from traincheck.relations.parts import Part, named, number
 from traincheck.relations.periodic.run_totals import STEPS
@@ -48,7 +48,9 @@ class WholeRuns(Part):
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield the occasions of the run, if it ends with this window."""
-        self._note(SUBJECT, (Property(FOLLOWS, GRAIN, name) for _, name in driving_calls(window) if name))
+        # Changes to evaluation and passes over the data come and go with the way in which a program evaluates.
+        calls = (name for call, name in driving_calls(window) if name and call.levels[-1] not in BOUNDARIES)
+        self._note(SUBJECT, (Property(FOLLOWS, GRAIN, name) for name in calls))
         for reading in window.readings:
             if named(reading) == OPERATIONS_WITHOUT_GRADIENTS:
                 self._note_operations(reading)

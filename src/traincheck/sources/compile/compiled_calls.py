@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as torch_modules
@@ -29,7 +29,6 @@ from torch.optim import Optimizer
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.compile.compiled_callables import CompiledTarget, identify_target
-from traincheck.sources.compile.compiled_graphs import CompiledGraphs
 from traincheck.sources.compile.skipped_code import skip_own_code
 from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.variables import VariableCatalog
@@ -41,6 +40,9 @@ from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import COMPILED, REGION, TOUCHES
 from traincheck.vocab.facts import Facts, facts
+
+if TYPE_CHECKING:
+    from traincheck.sources.compile.compiled_graphs import CompiledGraphs
 
 COMPILER, RULES, TABLE = "torch._dynamo", "torch._dynamo.trace_rules", "get_torch_obj_rule_map"
 EVAL_FRAME, CALLBACKS = "torch._dynamo.eval_frame", "torch._dynamo.callback"
@@ -122,7 +124,7 @@ class CompiledCallSource:
         self._when_imported = when_imported
         self._watched: list[weakref.ref[Any]] = []
         self._reported: set[tuple[str, str]] = set()
-        self._graphs: CompiledGraphs
+        self._graphs: CompiledGraphs | None = None
 
     def offers(self) -> str | None:
         return None
@@ -130,9 +132,7 @@ class CompiledCallSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         self._undo = undo = UndoStack()
-        if not recorder.reattaching:
-            self._graphs = CompiledGraphs(recorder)
-        self._graphs.attach(undo, demand)
+        self._demand = demand
         guarded = functools.partial(recorder.guarded, self.name, always=True)  # steps are always counted
         self._find_call, self._begin, self._end = guarded(self._find), guarded(self._begins), guarded(self._ends)
         undo.callback(self._forget)
@@ -155,6 +155,11 @@ class CompiledCallSource:
     def _eval_frame_imported(self) -> None:
         """Observe existing and future compiled callables."""
         module = sys.modules[EVAL_FRAME]
+        from traincheck.sources.compile.compiled_graphs import CompiledGraphs  # not before the compiler of torch
+
+        if self._graphs is None or not self._recorder.reattaching:
+            self._graphs = CompiledGraphs(self._recorder)
+        self._graphs.attach(self._undo, self._demand)
         context = getattr(module, CONTEXT, None)
         if context is None:
             self._recorder.report_unobservable(f"{self.name}: this version of torch has no {EVAL_FRAME}.{CONTEXT}")
@@ -306,7 +311,8 @@ class CompiledCallSource:
 
     def _begins(self, compiled_call: _CompiledCall) -> _Region:
         recorder, target = self._recorder, compiled_call.target
-        self._graphs.callable_name = target.name
+        if self._graphs is not None:
+            self._graphs.callable_name = target.name
         states: dict[str, _State] = {}
         if target.module is not None:
             recorder.hooks.before_module(target.module, compiled_call.args, compiled_call.keywords)
