@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -52,7 +53,7 @@ def accept(
     *,
     changed: Set[Path] = frozenset(),
     only: Sequence[str] = (),
-    without: Mapping[Path, Set[Key]] | None = None,
+    without: Mapping[Path, Set[Key]] = MappingProxyType({}),
     write: bool = True,
 ) -> Acceptance:
     """Add the recorded runs in `folders` to the library, and mute the rules of `packs` that accepted runs break.
@@ -78,8 +79,8 @@ def accept(
         for tally in results.tallies:
             if tally.run in known_runs:
                 raise BadOption("accept", str(path), "a run that was not accepted before")
-            if without is not None:
-                tally.cells = {key: cells for key, cells in tally.cells.items() if key not in without[path]}
+            for key in without.get(path, ()):
+                tally.cells.pop(key, None)
             accepted_run = _accepted_run(tally, RunFolder.open(path), today, reason)
             accepted_run = msgspec.structs.replace(accepted_run, changed=path in changed, only=tuple(only))
             new[tally.run] = tally, accepted_run

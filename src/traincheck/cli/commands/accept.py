@@ -96,7 +96,7 @@ def accept(
             packs.active,
             changed=changed,
             only=only,
-            without=without if only else None,
+            without=without,
             write=not preview,
         )
     _report(acceptance, home, preview=preview)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from statistics import median_low
 
-from traincheck.relations.parts import FORWARD, UPDATE, named
+from traincheck.relations.parts import FORWARD, UPDATE, Part, named
 from traincheck.vocab.bands import MAX_OCTAVE, text_of
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import GRADIENT_SHARE, MAGNITUDES, MODEL, NONZERO_SHARE, OUTPUT_SIZE, UPDATE_RATIO, Demand
@@ -38,7 +38,7 @@ _SENTENCES = {
 _OF, _AT, _SEVERAL = " of ", " at ", f", median of {IN_A_ROW}"
 
 
-class Bands:
+class Bands(Part):
     """Yields two occasions for each number: its size, and the median of the last sizes."""
 
     def __init__(self) -> None:

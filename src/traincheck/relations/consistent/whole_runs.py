@@ -62,8 +62,8 @@ class WholeRuns(Part):
         for base, shown in sorted(self._shown.items()):
             if base.api == OPERATIONS_WITHOUT_GRADIENTS and not described:
                 continue
+            once = frozenset(prop for prop, times in shown.items() if times < MIN_TIMES)
             for length in lengths(int(steps), window.rank):
-                once = frozenset(prop for prop, times in shown.items() if times < MIN_TIMES)
                 subject = base._replace(grain=f"{base.grain}{_IN_A_RUN}{length}")
                 yield Occasion(subject, (), frozenset(shown), None, NO_CALL, sometimes=once)
 

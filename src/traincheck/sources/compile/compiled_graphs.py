@@ -40,7 +40,6 @@ MAX_NODES = 100_000
 
 _INDEX = re.compile(r"\[(\d+)\]")
 _STATE = re.compile(r".*_(parameters|buffers)_(\w+?)_*")
-_COPY = re.compile(r"_\d+$")
 
 
 class CompiledGraphs:
