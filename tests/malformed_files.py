@@ -175,7 +175,7 @@ def build(folder: Path, report: Report) -> Path:
     journal.add(Entry("R", "a sentence", "always", "kept", "why", 1, 1, 1, 1))
     journal.write(folder / "journal.jsonl")
     (folder / "pyproject.toml").write_text(
-        '[tool.traincheck]\nbook = ["good.jsonl"]\nbudget = "1/3,first=2"\nreplay-every = 3\nmetrics = 9100\n'
+        '[tool.traincheck]\nbook = ["good.jsonl"]\nbudget = "1/3,first=2"\nverify-every = 3\nmetrics = 9100\n'
     )
     write_study(study(ranks=2, steps=3), folder / "study.json")
     (folder / "message").write_bytes(msgspec.msgpack.encode(FullWindow(3, windows[1][0])))

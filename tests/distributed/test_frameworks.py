@@ -97,7 +97,7 @@ def test_diverging_replicas_are_named_and_shards_are_not(mesh: Path) -> None:
     shard = by_diagnosis["replica-changed-between-updates"]
     assert shard["step"] == 10 and shard["variables"][0].endswith(".0.weight") and "rank 3" in shard["observed"]
     norm = by_diagnosis["gradients-differ-between-ranks"]
-    assert norm["step"] == 15 and norm["variables"] == ["Sequential.1.norm.weight"] and "rank 1" in norm["observed"]
+    assert norm["step"] == 15 and norm["variables"] == ["Sequential#3.1.norm.weight"] and "rank 1" in norm["observed"]
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def job(folder: Path, ranks: int, *words: str, checked: bool = True) -> tuple[li
     """Return the lines that the ranks print, sorted, and the report."""
     (folder / "train.py").write_text(PROGRAM)
     launch = [*rank_starter(folder, ranks), "train.py", *words]
-    run = ["-m", "traincheck", "run", "--packs", "none", "--replay-every", "8", "--fail-on", "never", "-o", "run", "--"]
+    run = ["-m", "traincheck", "run", "--packs", "none", "--verify-every", "8", "--fail-on", "never", "-o", "run", "--"]
     command = [sys.executable, *run, *launch] if checked else launch
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)

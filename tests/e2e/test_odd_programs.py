@@ -60,7 +60,7 @@ def test_odd_ways_compute_the_same_where_steps_are_executed_again(tmp_path: Path
     names = [word for word in re.findall(r"function (\w+)", listed.stdout) if word not in NOT_REPEATED]
     assert len(names) > 25, listed.stderr
     plain = run(tmp_path, sys.executable, program, *names)
-    command = [*TRAINCHECK, "run", "--packs", "none", "--replay-every", "2", "--fail-on", "notice", "-o", "live"]
+    command = [*TRAINCHECK, "run", "--packs", "none", "--verify-every", "2", "--fail-on", "notice", "-o", "live"]
     replayed = run(tmp_path, *command, program, *names)
     assert replayed.returncode == 0, replayed.stderr
     assert replayed.stdout == plain.stdout

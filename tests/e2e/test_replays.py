@@ -1,4 +1,4 @@
-"""Tests `traincheck run --replay-every`: it finds corruption, accepts a sound run, and leaves training unchanged."""
+"""Tests `traincheck run --verify-every`: it finds corruption, accepts a sound run, and leaves training unchanged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(folder: Path, *words: str, program: str = PROGRAM) -> subprocess.Complet
 def replayed(
     folder: Path, *arguments: str, program: str = PROGRAM
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    command = ["-m", "traincheck", "run", "--packs", "none", "--replay-every", "4", "-o", "run", "train.py"]
+    command = ["-m", "traincheck", "run", "--packs", "none", "--verify-every", "4", "-o", "run", "train.py"]
     done = run(folder, *command, *arguments, program=program)
     return done, json.loads((folder / "run" / "report.json").read_text())
 
@@ -121,7 +121,7 @@ def test_a_loss_that_changes_is_no_broken_device(tmp_path: Path) -> None:
 
 def test_invalid_values_are_rejected(tmp_path: Path) -> None:
     for value in ("-1", "often"):
-        done = run(tmp_path, "-m", "traincheck", "run", "--replay-every", value, "train.py")
-        assert done.returncode == 2 and "--replay-every" in done.stderr and value in done.stderr
-    done = run(tmp_path, "-m", "traincheck", "collect", "--replay-every", "3", "train.py")
-    assert done.returncode == 2 and "--replay-every" in done.stderr and "Traceback" not in done.stderr
+        done = run(tmp_path, "-m", "traincheck", "run", "--verify-every", value, "train.py")
+        assert done.returncode == 2 and "--verify-every" in done.stderr and value in done.stderr
+    done = run(tmp_path, "-m", "traincheck", "collect", "--verify-every", "3", "train.py")
+    assert done.returncode == 2 and "--verify-every" in done.stderr and "Traceback" not in done.stderr

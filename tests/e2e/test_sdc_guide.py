@@ -108,7 +108,7 @@ def test_steps_of_a_run_are_executed_again(project: Path) -> None:
         for kind, text in BLOCKS
         if kind == "bash"
         for candidate in text.splitlines()
-        if "--replay-every" in candidate
+        if "--verify-every" in candidate
     )
     program = ["from mine import workload", "one = workload(0, 'cpu')", "model = one.build_model()"]
     program += ["optimizer = one.build_optimizer(model)", "for step in range(1, 31):"]

@@ -35,7 +35,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     [
         ("collect", "-o", "run"),
         ("run", "--fail-on", "never", "-o", "run", "--snapshot"),
-        ("run", "--fail-on", "never", "-o", "run", "--replay-every", "1"),
+        ("run", "--fail-on", "never", "-o", "run", "--verify-every", "1"),
     ],
     ids=["collect", "run", "replay"],
 )

@@ -51,7 +51,7 @@ def test_hidden_options_are_not_offered() -> None:
 def test_program_arguments_are_not_completed() -> None:
     assert completions("traincheck run train.py --") == []
     assert completions("traincheck run --budget 1% -- torchrun --") == []
-    assert completions("traincheck run --budget 1% --repl") == ["--replay-every"]
+    assert completions("traincheck run --budget 1% --veri") == ["--verify-every"]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_an_action_may_be_a_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "meant"),
     [
-        ("replay_every", "10", 10),
+        ("verify_every", "10", 10),
         ("record_after_finding", "0", 0),
         ("keep_recording", "500 MB", 500e6),
         ("keep_recording", "10GB", 10e9),
@@ -177,10 +177,10 @@ def test_a_number_may_stand_for_a_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "expected"),
     [
-        ("replay_every", "-3", "a whole number, 0 or more"),
-        ("replay_every", "2.5", "a whole number, 0 or more"),
-        ("replay_every", "ten", "a whole number, 0 or more"),
-        ("replay_every", "9" * 30, "a whole number, 0 or more"),
+        ("verify_every", "-3", "a whole number, 0 or more"),
+        ("verify_every", "2.5", "a whole number, 0 or more"),
+        ("verify_every", "ten", "a whole number, 0 or more"),
+        ("verify_every", "9" * 30, "a whole number, 0 or more"),
         ("budget", "1", "a share such as 1%"),
         ("budget", "0.01", "a share such as 1%"),
         ("budget", "100%", "a share such as 1%"),
@@ -218,6 +218,6 @@ def test_a_meaningless_number_is_reported_with_its_origin(tmp_path: Path, name: 
 
 @pytest.mark.parametrize("text", ["true", "1.5", "[10]"])
 def test_a_value_of_another_type_is_no_number(tmp_path: Path, text: str) -> None:
-    project(tmp_path, f"[tool.traincheck]\nreplay-every = {text}\n")
-    with pytest.raises(BadOption, match=r"replay-every .* a whole number, 0 or more"):
+    project(tmp_path, f"[tool.traincheck]\nverify-every = {text}\n")
+    with pytest.raises(BadOption, match=r"verify-every .* a whole number, 0 or more"):
         load({}, {}, tmp_path)

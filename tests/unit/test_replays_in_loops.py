@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 def checked(folder: Path, steps: Callable[[], Iterator[None]], sample_every: int = 1) -> Outcome:
     torch.manual_seed(0)
     with traincheck.checked(
-        folder / "run", packs="none", replay_every=EVERY, record="all", budget=f"1/{sample_every},first=1"
+        folder / "run", packs="none", verify_every=EVERY, record="all", budget=f"1/{sample_every},first=1"
     ):
         for _ in steps():
             pass

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from observed_process import observing
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.tensors.deferred_values import simulated_accelerator
+from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import value_of
 
@@ -558,7 +561,88 @@ def test_a_wrapper_that_averages_gradients_marks_its_parameters() -> None:
     assert averaged(nn.Linear(2, 2)) == set()
     partly = nn.Linear(2, 2)
     partly._ddp_params_and_buffers_to_ignore = ["bias"]  # type: ignore[assignment]
-    assert averaged(DistributedDataParallel(partly)) == {"DistributedDataParallel.module.weight"}
+    assert averaged(DistributedDataParallel(partly)) == {"Linear.weight"}
     hooked = DistributedDataParallel(nn.Linear(2, 2))
     hooked.register_comm_hook(None, default_hooks.allreduce_hook)
     assert averaged(hooked) == set()
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def fully_sharded(model: nn.Module) -> nn.Module:
+    for module in (*model.layers, model):  # type: ignore[misc,union-attr]
+        fsdp.fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+WRAPS = [DistributedDataParallel, *([fully_sharded] if hasattr(fsdp, "fully_shard") else [])]
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.usefixtures("process_group")
+def test_a_wrapper_for_several_ranks_changes_no_name(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    def described(wrap: Callable[[nn.Module], nn.Module]) -> set[tuple[str, str, str]]:
+        with observing(EVERYTHING) as seen:
+            torch.manual_seed(0)
+            model = wrap(Wrapped())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(4, 2)).sum().backward()
+                optimizer.step()
+        assert seen.faults == []
+        kinds = ("batch", "graph", "model", "module")
+        readings = [reading for reading in seen.readings if reading.kind in kinds]
+        return {(reading.variable, reading.attribute, str(reading.value)) for reading in readings}
+
+    plain = described(lambda model: model)
+    assert {variable for variable, _, _ in plain} == {
+        "Wrapped", "Wrapped.layers", "Wrapped.layers.0", "Wrapped.layers.1", "program",
+    }  # fmt: skip
+    wrapped = described(wrap)
+    if wrap is fully_sharded:  # updates of sharded parameters are not measured
+        plain = {reading for reading in plain if "update" not in reading[2]}
+    assert wrapped == plain
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.usefixtures("process_group")
+def test_the_name_of_a_wrapped_model_does_not_come_back(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    catalog = VariableCatalog()
+
+    def named(make: Callable[[nn.Module], nn.Module]) -> str:
+        model = make(Wrapped())
+        catalog.live_modules.add(model)
+        catalog.refresh_modules()
+        return catalog.model_name(model)
+
+    names = []
+    for make in (lambda model: model, wrap, lambda model: model, wrap):
+        names.append(named(make))
+        gc.collect()
+    assert names == ["Wrapped", "Wrapped", "Wrapped#2", "Wrapped#2"]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_two_models_in_wrappers_have_two_names() -> None:
+    catalog = VariableCatalog()
+    wrappers = [DistributedDataParallel(Wrapped()) for _ in range(2)]
+    for wrapper in wrappers:
+        catalog.live_modules.add(wrapper)
+    catalog.refresh_modules()
+    assert {catalog.module_name(wrapper) for wrapper in wrappers} == {
+        "DistributedDataParallel",
+        "DistributedDataParallel#2",
+    }
+    assert {catalog.model_name(wrapper) for wrapper in wrappers} == {"Wrapped", "Wrapped#2"}
+    assert {variable.name.partition(".")[0] for variable, _ in catalog.living()} == {"Wrapped", "Wrapped#2"}
+    assert all(variable.data_parallel for variable, _ in catalog.living())

@@ -13,7 +13,7 @@ from traincheck.checking.engine import Engine
 from traincheck.diagnoses.catalogue import diagnose
 from traincheck.invariants import builtin_rules
 from traincheck.invariants.book import Book, merge_books
-from traincheck.relations.consistent.builtin_rules import of_replays
+from traincheck.relations.consistent.builtin_rules import of_verification
 from traincheck.relations.periodic.zero_gradients import FIRST, LONG, NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, ZeroGradients
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Violation
@@ -143,6 +143,6 @@ def test_the_rules_are_reported_only_if_they_are_violated() -> None:
     rules = builtin_rules.of_training()
     assert len({rule.id for rule in rules}) == 5
     assert all(map(builtin_rules.is_always_deployed, rules))
-    assert not any(map(builtin_rules.is_always_deployed, of_replays()))
+    assert not any(map(builtin_rules.is_always_deployed, of_verification()))
     merged = merge_books([("one", Book(rules)), ("other", Book(rules))])
     assert len(merged.invariants) == 5

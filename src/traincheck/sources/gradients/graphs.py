@@ -32,8 +32,9 @@ from typing import Any, NamedTuple
 import torch
 
 from traincheck.sources.gradients.graph_contents import expected_tokens, is_absent, mask_form, unpacked
+from traincheck.sources.gradients.unreduced_gradients import sharded_by_whole
 from traincheck.sources.modules.module_calls import Span
-from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.tensors.program_numbers import MAX_INTEGER, may_be_size, sizes_and_powers
 from traincheck.vocab.events import without_positions
 
@@ -46,6 +47,8 @@ MAX_NODES = 100_000
 """Larger graphs are not described."""
 
 _ARRANGES = re.compile(r"(Unsafe)?View|ReshapeAlias|Reshape|Expand|Clone|Alias|AsStrided|Contiguous")
+_WRAPPERS = ("torch.distributed.fsdp", "torch.distributed._composable", "torch.nn.parallel")
+"""Modules of torch whose functions only say when a gradient arrives."""
 _TAIL = re.compile(r"Backward\d*$")
 _SIZES = re.compile(
     r"size|stride|shape|start|end|index|split|offset|numel|batch|seed|philox|max_|options|layout|device"
@@ -110,6 +113,7 @@ class _Description:
     ) -> None:
         self._catalog = catalog
         self._roots = roots
+        self._sharded: dict[int, torch.Tensor] | None = None  # searched at the first unknown tensor
         numbered = sorted(
             (node._sequence_nr(), position, node) for position, node in enumerate(nodes) if not _is_leaf(node)
         )
@@ -194,12 +198,22 @@ class _Description:
         if node is None:
             return NO_GRADIENT
         if _is_leaf(node):
-            variable = self._catalog.find(node.variable) if hasattr(node, "variable") else None
+            variable = self._variable_of(node.variable) if hasattr(node, "variable") else None
             return LEAF if variable is None else _relative(variable.name, owner.path)
         maker = self._owners[node]
         if maker is owner:
             return self._named(node)
         return _relative(maker.path, owner.path)
+
+    def _variable_of(self, tensor: torch.Tensor) -> Variable | None:
+        """The variable of a tensor that the graph ends at: a parameter, whole or sharded."""
+        variable = self._catalog.find(tensor)
+        if variable is not None:
+            return variable
+        if self._sharded is None:
+            self._sharded = sharded_by_whole(self._catalog.live_modules.living())
+        sharded = self._sharded.get(id(tensor))
+        return None if sharded is None else self._catalog.find(sharded)
 
 
 def _without_arranging(node: Any) -> Any:
@@ -222,7 +236,10 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _is_arranging(node: Any) -> bool:
-    return _ARRANGES.fullmatch(_TAIL.sub("", node.name())) is not None
+    if _ARRANGES.fullmatch(_TAIL.sub("", node.name())) is not None:
+        return True
+    function = getattr(type(node), "_forward_cls", None)
+    return function is not None and str(function.__module__).startswith(_WRAPPERS)
 
 
 def _name_of(node: Any) -> str:

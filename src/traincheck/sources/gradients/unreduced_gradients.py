@@ -1,15 +1,15 @@
-"""Finds gradients that `fully_shard` holds until ranks reduce them.
+"""Finds what `fully_shard` holds of a parameter: the whole parameter, and the gradient until ranks reduce it.
 
-With `set_requires_gradient_sync(False)`, a parameter has no gradient yet, although a backward has made one.
+The model computes with the whole parameter, a tensor of its own. With `set_requires_gradient_sync(False)`, the sharded
+parameter has no gradient yet, although a backward has made one.
 
-Known limitations: torch has no public way to read these gradients. A torch version with other internal names hides
-them.
+Known limitations: torch has no public way to read these tensors. A torch version with other internal names hides them.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -52,6 +52,16 @@ class UnreducedGradients:
         reference = self._fsdp_params.get(id(tensor))
         fsdp_param = None if reference is None else reference()
         return fsdp_param if getattr(fsdp_param, "sharded_param", None) is tensor else None
+
+
+def sharded_by_whole(modules: Iterable[torch.nn.Module]) -> dict[int, torch.Tensor]:
+    """The sharded parameters in `modules` by the identity of the whole parameter that the model computes with."""
+    return {
+        id(whole): entry.sharded_param
+        for module in modules
+        for entry in _fsdp_params(module)
+        if (whole := getattr(entry, "_unsharded_param", None)) is not None
+    }
 
 
 def _fsdp_params(module: torch.nn.Module) -> Iterator[Any]:

@@ -84,7 +84,7 @@ class EvaluationSource:
         self._evaluations += 1
         self._before = {}
         if SCHEDULE.includes(self._evaluations):
-            self._model = self._catalog.module_name(module).partition("#")[0]
+            self._model = self._catalog.model_name(module).partition("#")[0]
             self._before = self._read()
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -126,7 +126,7 @@ class EvaluationSource:
         for variable, tensor in self._catalog.living():
             yield ("the parameter {} changes", variable.name), tensor
             yield ("the gradient of {} changes", variable.name), tensor.grad
-        for root in self._catalog.outermost():
+        for root in self._catalog.models():
             model = self._catalog.module_name(root)
             for name, buffer in root.named_buffers():
                 yield ("the buffer {} changes", f"{model}.{plain_name(name)}"), buffer

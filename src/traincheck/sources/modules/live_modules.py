@@ -117,11 +117,43 @@ def unwrap_compiled(module: Any) -> Any:
     return module.__dict__.get("_modules", {}).get(ORIGINAL_MODULE)
 
 
+_TRANSPARENT = frozenset((ORIGINAL_MODULE, "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+"""Names of the one child of a wrapper of torch. They are no part of a name."""
+
+
 def plain_name(name: str) -> str:
-    """The qualified name of a module or parameter, without the wrappers of `torch.compile`."""
-    if ORIGINAL_MODULE not in name:
+    """The qualified name of a module or parameter, without the wrappers of torch inside."""
+    if ORIGINAL_MODULE not in name and "_wrapped_module" not in name:
         return name
-    return ".".join(part for part in name.split(".") if part != ORIGINAL_MODULE)
+    return ".".join(part for part in name.split(".") if part not in _TRANSPARENT)
+
+
+# -- wrappers for several ranks --------------------------------------------------------------------------------------
+
+_CHILD_BY_WRAPPER = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+}
+_SHARDED = "FSDPModule"
+"""A class of torch that `fully_shard` adds to the class of a module, under a new name."""
+
+
+def wrapped_model(module: Any) -> Any:
+    """The model inside a wrapper of torch for several ranks; other modules unchanged."""
+    child = _CHILD_BY_WRAPPER.get(type(module).__name__)
+    if child is None or not type(module).__module__.startswith("torch."):
+        return module
+    inner = unwrap_compiled(module.__dict__.get("_modules", {}).get(child))
+    return module if inner is None else inner
+
+
+def class_of_model(module: Any) -> type:
+    """The class that the program gave to a module."""
+    bases = type(module).__bases__
+    if len(bases) > 1 and any(base.__name__ == _SHARDED for base in bases):
+        return next(base for base in bases if base.__name__ != _SHARDED)
+    return type(module)
 
 
 # -- existing modules ------------------------------------------------------------------------------------------------

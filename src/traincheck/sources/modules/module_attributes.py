@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from traincheck.sources.modules.live_modules import plain_name
+from traincheck.sources.modules.live_modules import class_of_model, plain_name
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.tensors.reading import dtype_name
 from traincheck.vocab.events import without_positions
@@ -31,14 +31,14 @@ class ModuleAttributes:
     def describe(self, catalog: VariableCatalog) -> dict[str, tuple[str, ...]]:
         """The lines about the modules of each outermost module, by its class."""
         lines: dict[str, set[str]] = {}
-        for root in catalog.outermost():
+        for root in catalog.models():
             model = catalog.module_name(root).partition("#")[0]
             for name, module in root.named_modules():
                 path = plain_name(name)
                 attributes = ", ".join(self._attributes(f"{catalog.module_name(root)}.{path}", module))
                 kind = without_positions(f".{path}")[1:] if path else "the model"
                 of_model = lines.setdefault(model, set())
-                of_model.add(f"{kind} is {type(module).__name__}({attributes})")
+                of_model.add(f"{kind} is {class_of_model(module).__name__}({attributes})")
                 of_model.update(f"{kind} has the buffer {buffer}" for buffer in _buffers(module))
         return {model: tuple(sorted(of_model)) for model, of_model in lines.items()}
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.modules.construction import ConstructionReadings
-from traincheck.sources.modules.live_modules import has_parameters, plain_name
+from traincheck.sources.modules.live_modules import class_of_model, has_parameters, plain_name, wrapped_model
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import class_name
@@ -78,6 +78,7 @@ class ModuleStateSource:
             return  # DataParallel builds new replicas for every call
         if _traced() is not None:
             return  # sizes are tensors during tracing, and reading them would cause a warning
+        module = wrapped_model(module)
         tree = self._trees.get(id(module))
         if tree is None or tree.module() is not module:
             self._forget_dead()
@@ -101,7 +102,7 @@ class ModuleStateSource:
     def _report_first_call(self, module: nn.Module, args: Any) -> None:
         name, call = self._catalog.module_name(module), self._call()
         if CLASS in self._attributes:
-            self._report(call, name, CLASS, class_name(type(module)))
+            self._report(call, name, CLASS, class_name(class_of_model(module)))
         self._construction.report_first_call(module, name, call)
         first = next((argument for argument in args if isinstance(argument, torch.Tensor)), None)
         if INPUT in self._attributes and first is not None:

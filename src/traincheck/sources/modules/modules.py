@@ -185,15 +185,16 @@ class ModuleSource:
         if request is not None:
             keywords = None if _has_no_keywords(of_class, module, args) else keywords_of_call(recorder)
             before = self._summaries.record_arguments(call, request, args, keywords)
+        model = self._catalog.model_name(module) if parametric else ""
         if parametric and training and learns and self._batches.should_read:
-            self._batches.read(call.seq, call.receiver, module, args, keywords_of_call(recorder))
+            self._batches.read(call.seq, model, module, args, keywords_of_call(recorder))
         if parametric and self._describes_inputs:
             forms = self._forms or self._begin_forms()
-            if forms.should_read(call.receiver, learns=learns):
-                forms.read(call.seq, call.receiver, args, keywords_of_call(recorder), learns=learns)
+            if forms.should_read(model, learns=learns):
+                forms.read(call.seq, model, args, keywords_of_call(recorder), learns=learns)
         if outermost:
             measures = self._measures_outputs and learns and training and recorder.steps.step in MEASURED_STEPS
-            self._measured = call.receiver if measures else ""
+            self._measured = model if measures else ""
         if of_class.reads_buffers and module._buffers:
             buffers = self._read_buffers(module)
         opened.append((call, of_class, before, buffers, id(sys.exc_info()[1])))

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed
 
-from traincheck.sources.modules.live_modules import LiveModules, children, plain_name, unwrap_compiled
+from traincheck.sources.modules.live_modules import (
+    LiveModules,
+    children,
+    class_of_model,
+    plain_name,
+    unwrap_compiled,
+    wrapped_model,
+)
 from traincheck.sources.tensors.reading import PLAIN, is_empty
 from traincheck.vocab.facts import Facts, FactValue, facts
 
@@ -130,7 +137,8 @@ MAX_STALE = 64
 class VariableCatalog:
     """Finds the variables of the program by the identity of their tensors.
 
-    A parameter is named by the class of its outermost module and its qualified name there. A parameter that only an
+    A parameter is named by the class of its outermost module and its qualified name there. A wrapper for several ranks
+    around a model does not count: it has a name of its own, and changes none in the model. A parameter that only an
     optimizer holds is named by its position in the optimizer. The catalog searches again when an optimizer holds an
     unknown tensor, or when an unknown outermost module is called.
     """
@@ -142,6 +150,7 @@ class VariableCatalog:
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._modules: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._taken: dict[str, weakref.ref[Any]] = {}  # by name
+        self._retired: set[str] = set()
         self._counts: dict[str, int] = {}
 
     # -- optimizers ------------------------------------------------------------------------------------------------
@@ -232,6 +241,10 @@ class VariableCatalog:
             return self._name_outermost(module, self._is_taken)
         return entry[1]
 
+    def model_name(self, module: Any) -> str:
+        """The name of an outermost module, or of the model inside if it is a wrapper for several ranks."""
+        return self.module_name(wrapped_model(module))
+
     def ensure_named(self, module: Any) -> None:
         """Name a used module with parameters if TrainCheck did not see its construction."""
         if module not in self.live_modules:
@@ -244,14 +257,25 @@ class VariableCatalog:
             self._drop_dead()
         inner = {id(child) for module in modules for child in children(module)}
         roots = [root for root in modules if id(root) not in inner and "_modules" in root.__dict__]
-        taken = {name for root in roots if (name := self._reported_name(root))}
+        wrappers = [root for root in roots if wrapped_model(root) is not root]
+        averaged = {key for root in wrappers if averages_gradients(root) for key in _averaged_parameters(root)}
+        models = list(map(wrapped_model, wrappers))
+        wrapped = set(map(id, models))
+        roots = [root for root in roots if wrapped_model(root) is root] + models
+        taken = {name for root in (*wrappers, *roots) if (name := self._reported_name(root))}
+        for wrapper in wrappers:
+            name = self._reported_name(wrapper) or self._name_outermost(wrapper, taken.__contains__)
+            taken.add(name)
+            self._retired.add(name)
         for root in roots:
             prefix = self._reported_name(root)
             if not prefix:
                 prefix = self._name_outermost(root, taken.__contains__)
                 taken.add(prefix)
+            if id(root) in wrapped or class_of_model(root) is not type(root):
+                self._retired.add(prefix)
             try:
-                self._name_tree(root, prefix)
+                self._name_tree(root, prefix, averaged)
             except RuntimeError as error:
                 if "changed size during iteration" not in str(error):
                     raise  # another thread is building the module, which gets its name when it is used
@@ -262,10 +286,16 @@ class VariableCatalog:
         self._taken = {name: reference for name, reference in list(self._taken.items()) if reference() is not None}
 
     def _name_outermost(self, root: Any, is_taken: Callable[[str], bool]) -> str:
-        """Name an outermost module by its class, numbered from the second on."""
-        base = type(root).__name__
+        """Name an outermost module by its class, numbered from the second on.
+
+        A new module gets the name of one that no longer exists, because a program may build one in every step. The name
+        of a wrapped model does not come back: Python frees wrappers of several ranks at any time, on each rank at
+        another, and the ranks need equal names.
+        """
+        base = class_of_model(root).__name__
         numbered = (f"{base}#{number}" for number in itertools.count(2))
-        name = next(name for name in itertools.chain((base,), numbered) if not is_taken(name))
+        names = itertools.chain((base,), numbered)
+        name = next(name for name in names if name not in self._retired and not is_taken(name))
         reference = weakref.ref(root)
         self._modules[id(root)], self._taken[name] = (reference, name), reference
         return name
@@ -280,9 +310,11 @@ class VariableCatalog:
         entry = self._modules.get(id(root))
         return entry[1] if entry is not None and entry[0]() is root and "." not in entry[1] else ""
 
-    def _name_tree(self, root: Any, prefix: str) -> None:
+    def _name_tree(self, root: Any, prefix: str, averaged: Set[int]) -> None:
+        """Name the modules and parameters in `root`. `averaged` are the ids of parameters whose gradients a wrapper
+        around it averages."""
         owners: dict[int, weakref.ref[Any]] = {}
-        averaged: set[int] = set()
+        averaged = set(averaged)
         for name, module in root.named_modules():
             reference = weakref.ref(module)
             if averages_gradients(module):
@@ -318,10 +350,14 @@ class VariableCatalog:
                 variable.fact_cache.clear()
 
     def outermost(self) -> list[Any]:
-        """The living outermost modules found last."""
+        """The living outermost modules found last: wrappers for several ranks, and the models inside."""
         return [
             module for ref, name in list(self._modules.values()) if "." not in name and (module := ref()) is not None
         ]
+
+    def models(self) -> list[Any]:
+        """The living outermost modules found last, without wrappers for several ranks around them."""
+        return [module for module in self.outermost() if wrapped_model(module) is module]
 
     # -- variables -------------------------------------------------------------------------------------------------
 
