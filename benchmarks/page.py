@@ -34,12 +34,12 @@ the figure after *later* is the size that a step of a long run adds.
 REPLAYS = """
 ## Cost of replaying steps
 
-`python -m benchmarks.replays` measures replay without other rules (`--packs none --replay-every {every}`) on the workloads
+`python -m benchmarks.replays` measures replay without other rules (`--packs none --verify-every {every}`) on the workloads
 above. The replay column compares the replayed step and its successor with the other steps of the same run. It gives the
 extra time in steps, as the median with minimum and maximum over the rounds. The next column compares the other steps
 with those of the plain program. The last column is the time of a run that replays one of 100 steps.
 
-| workload | plain step | time of a replay, in steps | other steps | with `--replay-every 100` |
+| workload | plain step | time of a replay, in steps | other steps | with `--verify-every 100` |
 |---|---|---|---|---|
 """
 

@@ -30,7 +30,7 @@ ONE_RANK = (
     "computation-stopped-repeating",
 )
 TWO_RANKS = "ranks-compute-different-results"
-"""Diagnoses of `--replay-every`."""
+"""Diagnoses of `--verify-every`."""
 
 BITS, RATES, SEEDS = (2, 30), (0.05, 0.5), 2
 SELDOM, OFTEN = RATES[:1], (0.5, 5.0)
@@ -86,12 +86,12 @@ RANK_CHECKS: Mapping[str, RankCheck] = {
     REPLAY: RankCheck(
         Grid(BITS, (*SITES, COMMUNICATION), SELDOM, 1, stuck=(FORWARD, OPTIMIZER)),
         {REPLAYED: repeated, ELSEWHERE: repeated_elsewhere},
-        {"replay_every": 1},
+        {"verify_every": 1},
     ),
     REPLAYED_SELDOM: RankCheck(
         Grid(BITS, (FORWARD, OPTIMIZER), OFTEN, 1),
         {REPLAYED_SELDOM: lambda finding: repeated(finding) or repeated_elsewhere(finding)},
-        {"replay_every": 10},
+        {"verify_every": 10},
         begins=11,
     ),
 }

@@ -1,8 +1,8 @@
-"""python -m benchmarks.replays [--rounds N] [--workload cnn]: cost of `traincheck run --replay-every`.
+"""python -m benchmarks.replays [--rounds N] [--workload cnn]: cost of `traincheck run --verify-every`.
 
 For each workload, runs of the plain program alternate with `traincheck run --packs none` that replays one step in
 `EVERY`. The cost of a replay is the extra time of its step and the next one over other steps of the run (medians), in
-units of a step. With `--replay-every 100`, the average cost is a hundredth of it.
+units of a step. With `--verify-every 100`, the average cost is a hundredth of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, Any]:
     for number in range(rounds):
         plain = timed([sys.executable, str(script)], scratch)["median_step"]
         folder = scratch / f"{name}-{number}"
-        words = ["--packs", "none", "--record", "all", "--replay-every", str(EVERY), "--fail-on", "never"]
+        words = ["--packs", "none", "--record", "all", "--verify-every", str(EVERY), "--fail-on", "never"]
         times = timed([*TRAINCHECK, "run", *words, "-o", str(folder), str(script)], scratch)["times"]
         report = json.loads((folder / "report.json").read_text())
         assert not report["findings"], f"{name} was told to be wrong"

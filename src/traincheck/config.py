@@ -59,7 +59,7 @@ class Config:
     fail_on: str
     compare_ranks: str
     budget: Budget
-    replay_every: int
+    verify_every: int
     runs: str
     as_program: str | None = None
     reports: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], start: Path) -
         values[option.name] = option.default if origin == DEFAULT else _checked(option, value, origin)
         if file is not None and origin.startswith(str(file)) and option.is_path:
             values[option.name] = _relative_to(file, values[option.name])
-    for name in ("record_after_finding", "replay_every"):
+    for name in ("record_after_finding", "verify_every"):
         values[name] = int(values[name])
     if origins["keep_recording"] == DEFAULT:
         values["keep_recording"] = checked_number(OPTIONS["keep_recording"], values["keep_recording"], DEFAULT)

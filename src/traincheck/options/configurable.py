@@ -100,9 +100,9 @@ CONFIGURABLE = (
         shared=True,
     ),
     Option(
-        "replay_every",
-        ("--replay-every",),
-        "Execute 1 of K steps twice and compare the bits, to detect faulty hardware; 0 for none.",
+        "verify_every",
+        ("--verify-every",),
+        "Verify 1 of K steps: execute parts of it again and compare, to find wrong numbers; 0 for none.",
         "count",
         "K",
         default="0",

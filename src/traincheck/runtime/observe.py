@@ -138,7 +138,7 @@ def checked(
     compare_ranks: Literal["auto", "files", "exchange", "off"] | None = None,
     packages: Sequence[str] = (),
     budget: str | None = None,
-    replay_every: int | None = None,
+    verify_every: int | None = None,
     runs: PathLike | None = None,
 ) -> Iterator[Observation]:
     """Check the training inside the block as `traincheck run` checks a program.
@@ -168,7 +168,7 @@ def checked(
         "compare_ranks": compare_ranks,
         "packages": tuple(packages),
         "budget": budget,
-        "replay_every": replay_every,
+        "verify_every": verify_every,
         "runs": os.fspath(runs) if runs is not None else None,
     }
     config = configs.load(options, os.environ, Path.cwd())

@@ -131,7 +131,7 @@ class Session:
             self.recorder,
             self._may_step,
             when_imported,
-            self.settings.replay_every,
+            self.settings.verify_every,
             installed=self.settings.installed_sources,
         )
         self._catalog = built.catalog

@@ -69,14 +69,14 @@ def build_all(
     recorder: Recorder,
     may_step: Callable[[], None],
     when_imported: WhenImported = ignore_imports,
-    replay_every: int = 0,
+    verify_every: int = 0,
     *,
     installed: bool = True,
     extra: Sequence[SourceDeclaration] = (),
 ) -> Built:
     """As `build`, with the catalog of variables and the context of running calls.
 
-    One of `replay_every` steps is executed again, none with 0. `installed` says whether to look for sources of
+    One of `verify_every` steps is verified, none with 0. `installed` says whether to look for sources of
     installed packages. `extra` sources are built without being installed.
     """
     catalog, calls = VariableCatalog(), ModuleCalls()
@@ -102,10 +102,10 @@ def build_all(
         CompiledCallSource(catalog, gradients, call_context, may_step, when_imported),
         ProjectFunctionSource(recorder.sites, summaries, call_context, CustomClipping(gradients)),
     ]
-    if replay_every:
-        from traincheck.sources.replay.replays import ReplaySource  # seldom used, and slow to import
+    if verify_every:
+        from traincheck.sources.verification.all_experiments import experiments  # seldom used, and slow to import
 
-        sources.append(ReplaySource(calls, catalog, replay_every))
+        sources += experiments(verify_every, calls, catalog, gradients)
     if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
         from traincheck.sources.installed_sources import InstalledSource, installed_sources
         from traincheck.sources.toolkit import SourceToolkit

@@ -47,7 +47,8 @@ HAS_TAKEN_EFFECT, IS_AS_BUILT, IS_UPDATED_BEFORE_USE = (
     "is as built",
     "is updated before it is used",
 )
-REPEATS, SAME_ON_RANKS, DIFFERS_ON_RANKS = "repeats", "same on ranks", "differs on ranks"
+REPEATS, IS_VERIFIED = "repeats", "is verified"
+SAME_ON_RANKS, DIFFERS_ON_RANKS = "same on ranks", "differs on ranks"
 
 MOVES, IS_CLEARED_BEFORE_USE, LEARNS_FROM = "moves", "is cleared before its next use", "learns from"
 GROWS_BY_ONE, KEEPS_INTERVAL = "grows by one per", "keeps its rhythm"
@@ -166,6 +167,7 @@ VERBS: dict[str, VerbTraits] = {
     IS_AS_BUILT: VerbTraits("the attributes of a module are those that its constructor set"),
     IS_UPDATED_BEFORE_USE: VerbTraits("training updates a random buffer before an evaluation uses it"),
     REPEATS: VerbTraits("a step that is executed again gives the same bits"),
+    IS_VERIFIED: VerbTraits("a second computation of a part of the step gives what mathematics says"),
     SAME_ON_RANKS: VerbTraits("ranks hold the same value"),
     DIFFERS_ON_RANKS: VerbTraits("each rank has its own value", expects_difference=True),
     MOVES: VerbTraits("a training step changes a parameter that has a gradient"),

@@ -33,10 +33,10 @@ training down; a few hundred steps are enough to learn from.
 """
 
 
-@flags.shared_options("packages", "as_program", "runs", "keep_recording", hidden=("budget", "replay_every"))
+@flags.shared_options("packages", "as_program", "runs", "keep_recording", hidden=("budget", "verify_every"))
 def command(target: flags.Words = None, run_folder: flags.RunFolder = None, **options: Any) -> None:
     """Record a run of a program in full."""
-    for name in ("budget", "replay_every"):
+    for name in ("budget", "verify_every"):
         if options[name] is not None:
             raise BadOption(OPTIONS[name].flag, options[name], RECORDED_WHOLE)
     config = configs.load(options, os.environ, Path.cwd())

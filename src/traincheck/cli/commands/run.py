@@ -58,7 +58,7 @@ or wrong usage, 1 TrainCheck failed; else that of your program when it fails.
     "packs",
     "packages",
     "as_program",
-    "replay_every",
+    "verify_every",
     "record_after_finding",
     "snapshot",
     "record",

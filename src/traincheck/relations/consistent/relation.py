@@ -12,7 +12,7 @@ Source: OSDI '25, section 3.2. Its parts:
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
 * one name on several ranks (replicas.py and buffers.py), their batches (batches.py) and seeds (seeds.py);
-* steps that are computed twice (replayed_steps.py);
+* steps that are computed twice (replayed_steps.py), and parts that are computed in a second way (experiments.py);
 * what runs of the program do at some time (whole_runs.py).
 
 Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules apply
@@ -35,6 +35,7 @@ from traincheck.relations.consistent.computation import Computation
 from traincheck.relations.consistent.configuration import Configuration
 from traincheck.relations.consistent.constancy import Constancy
 from traincheck.relations.consistent.descriptions import Descriptions
+from traincheck.relations.consistent.experiments import Experiments
 from traincheck.relations.consistent.learning_rates import LearningRates
 from traincheck.relations.consistent.pass_ends import PassEnds
 from traincheck.relations.consistent.rate_course import RateCourse
@@ -74,6 +75,7 @@ class Consistent(Composite):
         Readiness,
         Restarts,
         ReplayedSteps,
+        Experiments,
         Batches,
         Buffers,
         Seeds,

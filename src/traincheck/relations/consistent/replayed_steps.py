@@ -1,6 +1,6 @@
 """Check that a computation which is executed again from the same state gives the same bits.
 
-TrainCheck executes steps again on request only (`--replay-every`, see sources/replay/replays.py and
+TrainCheck executes steps again on request only (`--verify-every`, see sources/replay/replays.py and
 sources/replay/verdicts.py). Sources then report the result of the forward, the backward and the update. The rule
 follows from what a computer is, so it needs no good run (see builtin_rules.py).
 
@@ -16,6 +16,7 @@ from typing import ClassVar
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import ReadingPart, named, site_of
 from traincheck.vocab.events import Reading, Window
+from traincheck.vocab.experiments import EXPERIMENTS
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import REPEATS
@@ -56,7 +57,7 @@ class ReplayedSteps(ReadingPart):
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield one occasion for each part of a step that was executed again."""
         for reading in window.readings:
-            if reading.kind != KIND:
+            if reading.kind != KIND or reading.attribute in EXPERIMENTS:
                 continue
             verdict, context = str(reading.value), context_of((), window.stage)
             note, ranks = "", NONE_DIFFER

@@ -58,7 +58,7 @@ def book_of(config: Config, program: CheckedProgram, look: Callable[[Collection[
 
 
 def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None = None) -> Rules:
-    """The requested rules: those of the named books and packs, and the rules of replays if replays are on.
+    """The requested rules: those of the named books and packs, and the rules about verified steps if some are verified.
 
     Without a named book, these are the project's library and the shipped packs. `look` describes the program, given the
     packages that matter. Raises NoBook if there are no rules, BookError for unreadable books, and BadOption for invalid
@@ -66,7 +66,7 @@ def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None =
     """
     several = [read_packs(address) for address in packs_of(config)]
     books = config.books or own_books(Path.cwd())
-    if not several and not books and not config.replay_every:
+    if not several and not books and not config.verify_every:
         raise NoBook
     matter = {package for packs in several for pack in packs.manifest.packs for package in pack.uses}
     program = look(matter) if look is not None and several else ANY
@@ -74,10 +74,10 @@ def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None =
         log_warning(summary_of(packs, program))
     own = tuple((path, read_book(path), bool(config.books)) for path in books)
     others = [("the packs", book_of_packs(several, program))] if several else []
-    if config.replay_every:
+    if config.verify_every:
         from traincheck.relations.consistent import builtin_rules  # the import is slow
 
-        others.append(("what is executed again", Book(builtin_rules.of_replays())))
+        others.append(("verified steps", Book(builtin_rules.of_verification())))
     return Rules(own, tuple(others))
 
 

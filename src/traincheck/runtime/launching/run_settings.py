@@ -23,7 +23,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     stderr during the run. `record` selects the recorded windows: all, or those that `Retention` selects.
     `records_settings` observes the program's settings even without a rule about them.
 
-    `keep_recording` is the limit in bytes for a process, 0 for no limit. One step in `replay_every` is replayed
+    `keep_recording` is the limit in bytes for a process, 0 for no limit. One step in `verify_every` is verified
     (sources/replay/replays.py), 0 for none. `budget` (a share from 0 to 1, 0 for no limit), `sample_every` and
     `warm_up` are those of `Sampling`. `installed_sources` makes a process search installed packages for sources. You
     may add fields: an older process ignores them.
@@ -42,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     sample_every: int = 1
     warm_up: int = 20
     budget: float = 0.0
-    replay_every: int = 0
+    verify_every: int = 0
     fail_on: Literal["error", "notice", "never"] = "error"
     project: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()

@@ -1,0 +1,14 @@
+"""Builds the sources of all experiments. This module is imported only in runs that verify steps."""
+
+from __future__ import annotations
+
+from traincheck.sources.base import Source
+from traincheck.sources.gradients.gradients import Gradients
+from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.replay.replays import ReplaySource
+
+
+def experiments(every: int, calls: ModuleCalls, catalog: VariableCatalog, gradients: Gradients) -> list[Source]:
+    """The sources that verify one of `every` steps, in the order in which they attach."""
+    return [ReplaySource(calls, catalog, every)]

@@ -1,0 +1,41 @@
+"""Readings about experiments on a live step: TrainCheck computes a part of the step in a second way, whose result
+mathematics knows. Their kind is `KIND`, their attribute the experiment, their value the verdict.
+
+The facts of a reading say more: `first` names what is wrong, the smallest that is known (a parameter, a module, a
+function), `found` is what was seen in words, or why the experiment could not decide, `step` and `site` say where.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from traincheck.vocab.demand import COMPUTATION
+
+KIND = COMPUTATION
+
+AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
+
+
+class Experiment(NamedTuple):
+    """An experiment: the attribute of its readings, and what it asserts."""
+
+    name: str
+    sentence: str
+
+
+ALGORITHM = Experiment("algorithm", "an optimizer writes what its documented algorithm computes")
+DERIVATIVE = Experiment("derivative", "a gradient is the derivative of what was computed")
+ACCUMULATION = Experiment("accumulation", "an accumulated gradient is the sum over its micro-batches")
+RECOMPUTATION = Experiment("recomputation", "a recomputation under activation checkpointing gives the first results")
+ROUND_TRIP = Experiment("round_trip", "a checkpoint that is loaded into a copy gives the same outputs and update")
+SAMPLES = Experiment("samples", "the output of a sample does not depend on its place in the batch")
+PADDING = Experiment("padding", "masked padding does not change outputs")
+LATER_TOKENS = Experiment("later_tokens", "a later token does not change an earlier output")
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        ALGORITHM, DERIVATIVE, ACCUMULATION, RECOMPUTATION, ROUND_TRIP, SAMPLES, PADDING, LATER_TOKENS,
+    )
+}  # fmt: skip
+"""All experiments, by name."""
