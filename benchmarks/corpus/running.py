@@ -96,12 +96,15 @@ def run_plain(program: Program, args: tuple[str, ...] = ()) -> PlainRun:
     return PlainRun(code, time.perf_counter() - began, output)
 
 
-def record(program: Program, folder: Path, args: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Record a run into `folder` as `traincheck collect` does: exit code and what was printed."""
+def record(program: Program, folder: Path, args: tuple[str, ...] = (), verify_every: int = 0) -> tuple[int, str]:
+    """Record a run into `folder` as `traincheck collect` does: exit code and what was printed.
+
+    One of `verify_every` steps is verified, none with 0.
+    """
     shutil.rmtree(folder, ignore_errors=True)
-    words = (*program.target, *args)
+    words, args = (*program.target, *args), (*program.args, *args)
     return warm.collect(
-        words, program.script, (*program.args, *args), program.home, folder, program.ranks, dict(program.env)
+        words, program.script, args, program.home, folder, program.ranks, dict(program.env), verify_every
     )
 
 

@@ -68,13 +68,23 @@ def warm_pool(jobs: int) -> ProcessPoolExecutor:
 
 
 def collect(
-    words: Sequence[str], script: str, args: Sequence[str], home: Path, folder: Path, ranks: int, env: Mapping[str, str]
+    words: Sequence[str],
+    script: str,
+    args: Sequence[str],
+    home: Path,
+    folder: Path,
+    ranks: int,
+    env: Mapping[str, str],
+    verify_every: int = 0,
 ) -> tuple[int, str]:
-    """Do the work of `traincheck collect -o folder words` in forks; return the exit code and the output."""
+    """Do the work of `traincheck collect -o folder words` in forks; return the exit code and the output.
+
+    One of `verify_every` steps is verified, none with 0.
+    """
     before = Path.cwd()
     os.chdir(home)
     try:
-        target, plain = Target.parse(words), config.load({}, {}, home)
+        target, plain = Target.parse(words), config.load({"verify_every": str(verify_every)}, {}, home)
         run = RunFolder.create(folder, manifest(target, plain, "collect"))
         run_settings = settings(target, plain, folder.absolute(), "collect", ())
         run_settings.write(run_settings.file)

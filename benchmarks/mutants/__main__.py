@@ -50,7 +50,7 @@ def main() -> int:
         options().error(f"--operators: none of {chosen.operators} is an operator")
     mutated = {entry.program.name: entry.text for entry in programs[: chosen.mutated]}
     plan = plan_mutants(mutated, operators, chosen.per_program)
-    run_options = Options(folder / "work", chosen.packs.resolve(), not chosen.packs_only)
+    run_options = Options(folder / "work", chosen.packs.resolve(), not chosen.packs_only, chosen.verify)
     kept = folder / "results"
     kept.mkdir(parents=True, exist_ok=True)
     done: dict[str, dict[str, Any]] = {}
@@ -96,6 +96,7 @@ def _made_of(program: CorpusProgram, mutants: Sequence[tuple[Operator, int]], ru
         digest_of_traincheck(),
         (run_options.packs / MANIFEST).read_text(),
         run_options.own,
+        run_options.verify_every,
         [(operator.name, variant) for operator, variant in mutants],
         _own_text(),
     )
@@ -137,6 +138,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--per-program", type=int, default=6, help="mutants of a program")
     parser.add_argument("--operators", default="", help="names, comma-separated; all by default")
     parser.add_argument("--packs-only", action="store_true", help="without books of own runs")
+    parser.add_argument("--verify", action="store_true", help="also with experiments on live steps (--verify-every)")
     parser.add_argument("--packs", type=Path, default=SHIPPED, help="the packs to check with")
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results and docs")

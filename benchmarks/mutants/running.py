@@ -1,7 +1,8 @@
 """Runs a clean program and its mutants, and judges what TrainCheck reports of them.
 
-Note [Two settings]
-`packs`: the packs alone, as a new user has them. `own`: the packs, and a book of three earlier good runs of the clean
+Note [Three settings]
+`packs`: the packs alone, as a new user has them. `packs and experiments`: with them, steps are verified
+(`--verify-every`). `own`: the packs, and a book of three earlier good runs of the clean
 program with other seeds, one of them longer. Both judge the same recordings. Where a program is mutated, the own book
 also judges a clean run of it with another batch size.
 """
@@ -29,13 +30,18 @@ from traincheck.inference.contradictions import with_contradictions
 from traincheck.inference.learn import tally_folder
 from traincheck.invariants.book import Book, merge_books
 from traincheck.invariants.packs import book_of_packs, read_packs
+from traincheck.relations.consistent.builtin_rules import of_verification
 from traincheck.vocab.finding import Report
 from traincheck.vocab.invariant import ERROR
 
-PACKS, OWN, OWN_OTHER_BATCH = "packs", "own", "own, other batch size"
+PACKS, EXPERIMENTS, OWN = "packs", "packs and experiments", "own"
+OWN_OTHER_BATCH = "own, other batch size"
 
 REFERENCE_RUNS: tuple[tuple[int, float], ...] = ((1000, 1.0), (2000, 1.0), (3000, 1.5))
 """What is added to the seed and multiplies the epochs of the three good runs that the own book is learned from."""
+
+VERIFY_EVERY = 5
+"""Steps from one that is verified to the next."""
 
 CRASHED, IMPLAUSIBLE, EQUIVALENT, COUNTED = "crashed", "implausible", "equivalent", "counted"
 
@@ -85,11 +91,17 @@ class ProgramResult:
 
 @dataclass(frozen=True)
 class Options:
-    """Where recordings go, the packs to use, and whether own books are made."""
+    """Where recordings go, the packs to use, whether own books are made, and whether steps are verified."""
 
     folder: Path
     packs: Path
     own: bool
+    verify: bool
+
+    @property
+    def verify_every(self) -> int:
+        """Steps from one that is verified to the next, 0 for none."""
+        return VERIFY_EVERY if self.verify else 0
 
 
 def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], options: Options) -> ProgramResult:
@@ -108,7 +120,7 @@ def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], o
             return ProgramResult(program.name, clean.parts, problem, time.perf_counter() - began, untrained=True)
         books = _books(clean, options, work)
         run = work / "clean.run"
-        code, output = record(program, run)
+        code, output = record(program, run, verify_every=options.verify_every)
         if code:
             raise ProgramFailed(f"{program.script}, recorded,", output)
         reports = _reports(run, books)
@@ -117,7 +129,8 @@ def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], o
         if options.own and mutants:
             reports |= _with_other_batch_size(clean, books, run)
         results = [
-            _run_mutant(clean, operator, variant, effects, books, failing, work) for operator, variant in mutants
+            _run_mutant(clean, operator, variant, effects, books, failing, work, options)
+            for operator, variant in mutants
         ]
         return ProgramResult(
             program.name,
@@ -159,8 +172,11 @@ def _books(clean: CorpusProgram, options: Options, work: Path) -> dict[str, Book
     """The book of each setting. Raises ProgramFailed where a reference run fails."""
     program = clean.program
     packs = book_of_packs([read_packs(options.packs)])
+    books = {PACKS: packs}
+    if options.verify:
+        books[EXPERIMENTS] = merge_books([(work / "packs", packs), (work / "verified", Book(of_verification()))])
     if not options.own:
-        return {PACKS: packs}
+        return books
     tallies = []
     for added, factor in REFERENCE_RUNS:
         run = work / f"reference-{added}.run"
@@ -171,7 +187,8 @@ def _books(clean: CorpusProgram, options: Options, work: Path) -> dict[str, Book
         tallies.append(tally_folder(run))
         shutil.rmtree(run, ignore_errors=True)
     own = with_contradictions(select_rules(tallies)[0], packs.active, tallies)  # as `traincheck accept` learns it
-    return {PACKS: packs, OWN: merge_books([(work / "packs", packs), (work / "own", own)])}
+    books[OWN] = merge_books([(work / "packs", packs), (work / "own", own)])
+    return books
 
 
 def _reports(run: Path, books: Mapping[str, Book]) -> dict[str, Report]:
@@ -187,6 +204,7 @@ def _run_mutant(
     books: Mapping[str, Book],
     failing: Mapping[str, frozenset[str]],
     work: Path,
+    options: Options,
 ) -> MutantResult:
     """Run a mutant plain, and if it counts, recorded; judge it."""
     text = nth_mutant(operator, Script(clean.text), variant)
@@ -204,7 +222,7 @@ def _run_mutant(
     if not all(is_plausible(effects[rank], changed.get(rank, ())) for rank in effects):
         return MutantResult(operator.name, variant, IMPLAUSIBLE)
     run = work / "mutant.run"
-    code, _ = record(program, run)
+    code, _ = record(program, run, verify_every=options.verify_every)
     if code:
         return MutantResult(operator.name, variant, CRASHED)
     first = min(differing)

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.mutants.operator import KINDS, Operator, reserved
-from benchmarks.mutants.running import COUNTED, CRASHED, EQUIVALENT, IMPLAUSIBLE, OWN, OWN_OTHER_BATCH, PACKS
+from benchmarks.mutants.running import (
+    COUNTED,
+    CRASHED,
+    EQUIVALENT,
+    EXPERIMENTS,
+    IMPLAUSIBLE,
+    OWN,
+    OWN_OTHER_BATCH,
+    PACKS,
+    VERIFY_EVERY,
+)
 
 OPEN, RESERVED = "open", "reserved"
 Row = Mapping[str, Any]
@@ -44,7 +54,9 @@ def figures(programs: Sequence[Row], operators: Sequence[Operator]) -> dict[str,
     part = {RESERVED: [row for row in rows if row["operator"] in held_back]}
     part[OPEN] = [row for row in rows if row["operator"] not in held_back]
     clean = [program for program in programs if not program["problem"]]
-    settings = [setting for setting in (PACKS, OWN) if any(setting in program["errors"] for program in clean)]
+    settings = [
+        setting for setting in (PACKS, EXPERIMENTS, OWN) if any(setting in program["errors"] for program in clean)
+    ]
     return {
         "operators": {OPEN: len(operators) - len(held_back), RESERVED: len(held_back)},
         "programs": len(programs),
@@ -108,7 +120,7 @@ def _score(rows: Sequence[Row], settings: Sequence[str]) -> dict[str, Any]:
     return score
 
 
-HEAD = """# Mutation score
+HEAD = f"""# Mutation score
 
 `make bench-mutants` writes this page from `benchmarks/results/mutants.json`; do not edit it by hand.
 
@@ -119,7 +131,8 @@ parameters after an update, saved files and printed scores.
 
 *Detected* is an error that the clean run does not have, at the latest one step after the first difference. *Named*
 means that the leading finding has one of the diagnoses that the operator lists. The programs come from seeds that no
-pack was learned from. *packs* are the packs alone. *own* adds a book of three earlier good runs of the clean program,
+pack was learned from. *packs* are the packs alone. *packs and experiments* verifies steps as well
+(`--verify-every {VERIFY_EVERY}`). *own* adds a book of three earlier good runs of the clean program,
 with other seeds and another length; a clean run of each mutated program also has another batch size. Intervals are
 95 % (Wilson).
 
@@ -135,7 +148,7 @@ def page(result: Mapping[str, Any]) -> str:
         f"operators. {len(result['untrained'])} of the programs learn nothing (a loss that is NaN, or does not fall) "
         "and are left out.\n",
     ]
-    settings = [setting for setting in (PACKS, OWN) if setting in result["false alarms"]]
+    settings = [setting for setting in (PACKS, EXPERIMENTS, OWN) if setting in result["false alarms"]]
     lines += [
         "| operators | mutants | crashed | implausible | equivalent | counted | " + " | ".join(_heads(settings)) + " |"
     ]

@@ -130,10 +130,9 @@ def test_a_budget_is_kept_or_only_the_first_steps_are_watched(book: Path, tmp_pa
 
 
 def test_a_recording_to_learn_from_is_whole(tmp_path: Path) -> None:
-    for option, value in (("--budget", "1/3"), ("--verify-every", "3")):
-        done = traincheck("collect", option, value, "-o", tmp_path / "run", EXAMPLES / "digits_cnn.py")
-        assert done.returncode == 2 and not (tmp_path / "run").exists()
-        assert f"{option} was given '{value}'; expected nothing here" in " ".join(done.stderr.split())
+    done = traincheck("collect", "--budget", "1/3", "-o", tmp_path / "run", EXAMPLES / "digits_cnn.py")
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    assert "--budget was given '1/3'; expected nothing here" in " ".join(done.stderr.split())
 
 
 def test_two_ranks_are_compared_in_the_steps_that_both_watch(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -33,12 +33,11 @@ training down; a few hundred steps are enough to learn from.
 """
 
 
-@flags.shared_options("packages", "as_program", "runs", "keep_recording", hidden=("budget", "verify_every"))
+@flags.shared_options("packages", "as_program", "runs", "keep_recording", "verify_every", hidden=("budget",))
 def command(target: flags.Words = None, run_folder: flags.RunFolder = None, **options: Any) -> None:
     """Record a run of a program in full."""
-    for name in ("budget", "verify_every"):
-        if options[name] is not None:
-            raise BadOption(OPTIONS[name].flag, options[name], RECORDED_WHOLE)
+    if options["budget"] is not None:
+        raise BadOption(OPTIONS["budget"].flag, options["budget"], RECORDED_WHOLE)
     config = configs.load(options, os.environ, Path.cwd())
     raise typer.Exit(collect(Target.parse(target or ()), config, run_folder))
 

@@ -97,7 +97,7 @@ def settings(
         budget=config.budget.share if mode == "run" else 0.0,
         sample_every=config.budget.every if mode == "run" else 1,
         warm_up=config.budget.first,
-        verify_every=config.verify_every if mode == "run" else 0,
+        verify_every=config.verify_every,
         fail_on="notice" if config.fail_on == "notice" else "never" if config.fail_on == "never" else "error",
         project=target.project(Path.cwd(), os.environ.get("PYTHONPATH", "")),
         packages=config.packages,

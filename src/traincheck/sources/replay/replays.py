@@ -85,7 +85,7 @@ class ReplaySource(RecorderListener):
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         undo = UndoStack()
-        if not demand.takes_readings(KIND) or demand.everything:
+        if not demand.takes_readings(KIND):
             return undo
 
         def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

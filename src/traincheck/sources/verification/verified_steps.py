@@ -24,8 +24,8 @@ class VerifiedSteps:
 
 
 def is_requested(demand: Demand) -> bool:
-    """Whether rules or recordings ask for experiments. A recording of everything does not: they are on request only."""
-    return demand.takes_readings(KIND) and not demand.everything
+    """Whether rules or recordings ask for experiments."""
+    return demand.takes_readings(KIND)
 
 
 class Reporter:
