@@ -1,0 +1,519 @@
+"""Records the operations of a step on a tape, through a `TorchDispatchMode`.
+
+Note [Which operations are recorded]
+The mode sees each aten operation, below autograd. With gradients enabled, an operation is recorded if one of its
+arguments requires a gradient. With gradients disabled, only operations inside a custom `autograd.Function` are: there a
+tensor counts as a result if the same call of the function computed it. The frame of `Function.apply` on the stack shows
+that; no function of torch is patched. Reentrant checkpointing is such a function, too, but it runs the program's own
+code, in which `detach` ends the flow of gradients.
+
+Note [The mode is not seen]
+The mode changes no operation. It is on the stack of modes only between the first forward of a step and a backward, and
+only if no other mode is there. A backward that creates a graph runs under the mode, as its operations belong to the
+function. All others run without it, because torch chooses other formulas under a mode. An error in the recording ends
+the recording.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from traincheck.sources.recording.frames import local_values
+from traincheck.sources.tensors.reading import PLAIN, hidden_from_modes
+from traincheck.sources.tensors.storages import version_of
+from traincheck.sources.verification.tape import (
+    Computation,
+    CustomFunction,
+    Entry,
+    Held,
+    Missing,
+    ModuleCall,
+    Ref,
+    Source,
+    StridedRef,
+    Tape,
+    flat_results,
+    flat_tensors,
+)
+
+MAX_ENTRIES = 200_000
+MAX_COPIED = 256 * 1024**2
+"""Bytes of memory that are copied because the program overwrites it."""
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__
+_CHECKPOINTING = "torch.utils.checkpoint"
+_RANDOM = torch.Tag.nondeterministic_seeded
+_ZERO_DERIVATIVE = frozenset(("aten::bernoulli", "aten::normal", "aten::poisson", "aten::binomial"))
+"""Random operations whose derivative is zero for autograd."""
+
+
+_CHANGED = Missing("the program changed a result of it without gradients")
+
+
+class _Unrecordable(Exception):
+    """The step cannot be recorded any further. The text is the reason."""
+
+
+class _Op(NamedTuple):
+    """What the recording has to know of an operation. Arguments are named and have positions."""
+
+    reads_values: bool  # not only the form of its arguments, as `zeros_like`
+    writes: tuple[tuple[int, str], ...]
+    statistics: tuple[int, ...]  # running statistics, written if `trains` is true
+    trains: int
+    random: bool
+    probabilities: tuple[tuple[int, str], ...]  # of dropout
+
+
+def _describe(func: Any) -> _Op:
+    arguments = list(enumerate(func._schema.arguments))
+    name = func._schema.name.partition("::")[2]
+    return _Op(
+        not name.endswith("_like") and not name.startswith("new_"),
+        tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
+        tuple(i for i, a in arguments if a.name in ("running_mean", "running_var")),
+        next((i for i, a in arguments if a.name in ("training", "train", "use_input_stats")), -1),
+        _RANDOM in func.tags,
+        tuple((i, a.name) for i, a in arguments if a.name in ("dropout_p", "dropout")),
+    )
+
+
+class _Memory(NamedTuple):
+    """A group of values that share memory. `weak` keeps the key of the storage from being used again."""
+
+    group: int
+    weak: StorageWeakRef
+
+
+class _Known(NamedTuple):
+    """Where the value of a tensor comes from. `weak` keeps the key of the tensor from being used again."""
+
+    source: Ref | StridedRef
+    weak: Any
+    region: int
+    group: int
+
+
+class _Region(NamedTuple):
+    """A call of a custom function under way. A `transparent` one runs code of the program."""
+
+    number: int
+    function: CustomFunction | None
+    transparent: bool
+
+
+class _Open(NamedTuple):
+    """An operation under way."""
+
+    entry: Entry
+    region: int
+    written: tuple[torch.Tensor, ...] = ()
+    holds: int = -1  # the result that is a constant
+
+
+class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
+    """Records on `tape` while it is on. `failed` is why the recording has ended, empty while it goes on.
+
+    Only the thread that made it is recorded. `site` returns the current line of the program.
+    """
+
+    def __init__(self, site: Callable[[], str] = lambda: "") -> None:
+        super().__init__()
+        self.tape = Tape()
+        self.failed = ""
+        self._site = site
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._known: dict[int, _Known] = {}
+        self._memory: dict[int, _Memory] = {}
+        self._held_tensors: dict[int, int] = {}  # by tensor: the number of its value
+        self._held_memory: dict[int, list[int]] = {}  # by storage
+        self._whole: dict[int, int] = {}  # by group: the value that is its whole memory
+        self._unusable: dict[int, int] = {}  # by group: values up to this number cannot be used
+        self._geometry: dict[tuple[Any, ...], Ref] = {}
+        self._values = self._copied = 0
+        self._ops: dict[Any, _Op] = {}
+        self._call: ModuleCall | None = None
+        self._region = _Region(0, None, False)
+        self._frame = 0
+
+    # -- on and off ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the mode is on the stack of this thread."""
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
+    def turn_on(self) -> None:
+        """Record from now on, unless the recording has failed."""
+        if self.failed or self.is_on:
+            return
+        if _get_current_dispatch_mode_stack():
+            self.end("the program uses a dispatch mode of its own")
+        else:
+            _push_mode(self)
+
+    def turn_off(self) -> None:
+        """Record nothing until `turn_on`. Under a mode of the program, the mode stays and lets everything pass."""
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self:
+            _pop_mode()
+        elif self.is_on:
+            self.end("the program uses a dispatch mode of its own")
+
+    def end(self, reason: str) -> None:
+        """End the recording for good, and let go of everything."""
+        self.failed = self.failed or reason
+        self.tape = Tape()
+        for table in (self._known, self._memory, self._held_tensors, self._held_memory, self._geometry):
+            table.clear()
+        self._call = None
+
+    def drop(self, computation: Computation) -> None:
+        """Drop a computation whose graph the program has freed."""
+        self.tape.drop(computation.indices)
+        self._known = {key: known for key, known in self._known.items() if not known.weak.expired()}
+        self._memory = {key: memory for key, memory in self._memory.items() if not memory.weak.expired()}
+        groups = {memory.group for memory in self._memory.values()}
+        self._geometry = {key: ref for key, ref in self._geometry.items() if key[0] in groups}
+        for table in (self._held_tensors, self._held_memory):
+            table.clear()
+        for number, held in self.tape.held.items():
+            if held.value is held.tensor and not held.scratch:
+                self._held_tensors[held.tensor._cdata] = number
+                self._held_memory.setdefault(held.tensor.untyped_storage()._cdata, []).append(number)
+
+    # -- calls of modules ------------------------------------------------------------------------------------------
+
+    def call_begins(self, module: nn.Module) -> None:
+        """Note the begin of a call of a module."""
+        self._call = ModuleCall(module, self._call)
+
+    def call_ends(self, module: nn.Module) -> None:
+        """Note the end of a call, and of the calls inside it that were interrupted."""
+        call = self._call
+        while call is not None and call.module is not module:
+            call = call.parent
+        if call is not None:
+            self._call = call.parent
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        opened = None if self.failed else self._guarded(self._begins, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if opened is not None and not self.failed:
+            self._guarded(self._ends, opened, result)
+        return result
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except _Unrecordable as error:
+            self.end(str(error))
+        except Exception as error:
+            self.end(f"the recording raised {type(error).__name__}: {error}")
+        return None
+
+    def _begins(self, func: Any, args: Any, kwargs: Any) -> _Open | None:
+        if os.getpid() != self._process:
+            self.end("")
+            self.failed = "another process"
+            return None
+        self._check()
+        op = self._ops.get(func)
+        if op is None:
+            op = self._ops[func] = _describe(func)
+        tensors = flat_tensors(args)
+        if kwargs:
+            tensors += flat_tensors(list(kwargs.values()))
+        known, grad = self._known, torch.is_grad_enabled()
+        depends = results = False
+        for tensor in tensors:
+            depends = depends or tensor.requires_grad
+            results = results or tensor._cdata in known
+        region = None
+        if results or (depends and not grad):
+            region = self._current_region()
+        inside = region is not None and region.number > 0
+        if not op.reads_values or not (depends or (results and inside)) or not (grad or inside):
+            self._writes_constants(op, args, kwargs)
+            return None
+        if inside and region is not None and region.transparent and func is torch.ops.aten.detach.default:
+            return None
+        return self._record(func, op, args, kwargs, region or _Region(0, None, False))
+
+    def _check(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise _Unrecordable("another thread computed a part of it")
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise _Unrecordable("it uses transforms of torch.func")
+        if torch._C._get_tracing_state() is not None:
+            raise _Unrecordable("it is traced")
+        if len(self.tape.entries) >= MAX_ENTRIES:
+            raise _Unrecordable(f"it has more than {MAX_ENTRIES:,} operations")
+
+    def _record(self, func: Any, op: _Op, args: Any, kwargs: Any, region: _Region) -> _Open | None:
+        if not _is_deterministic(func, op, args, kwargs):
+            return self._record_random(func, op, args, kwargs, region)
+        written = tuple(self._written(op, args, kwargs))
+        inside = region.number
+        if func is torch.ops.aten.detach.default:
+            func = torch.ops.aten.alias.default  # an execution that records gradients goes on through it
+        entry = Entry(func, (), {}, (), (), call=self._call, function=region.function)
+        reads: list[int] = []
+        scratch = op.statistics if op.trains >= 0 and _argument(args, op.trains) else ()
+        for tensor in written:
+            self._copy_held(tensor)
+        converted = [
+            self._convert(arg, entry, reads, inside, written, scratch=position in scratch)
+            for position, arg in enumerate(args)
+        ]
+        entry.args = tuple(converted)
+        entry.kwargs = {name: self._convert(arg, entry, reads, inside, written) for name, arg in kwargs.items()}
+        entry.reads = tuple(reads)
+        entry.writes = tuple(self._group(tensor) for tensor in written)
+        return _Open(entry, inside, written)
+
+    def _ends(self, opened: _Open, result: Any) -> None:
+        entry, written = opened.entry, {id(tensor) for tensor in opened.written}
+        results, numbers = flat_results(result), []
+        constant = None if opened.holds < 0 else results[opened.holds]
+        if constant is not None:
+            held = self._hold(constant)
+            entry.args, entry.reads = (*entry.args, held), (*entry.reads, held.value)
+        for tensor in results:
+            if tensor is None or id(tensor) in written:
+                numbers.append(-1)
+            elif type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+                numbers.append(-1)
+                self._known.pop(tensor._cdata, None)
+            else:
+                numbers.append(self._add_result(tensor, opened.region))
+        entry.results = tuple(numbers)
+        self.tape.entries.append(entry)
+
+    def _add_result(self, tensor: torch.Tensor, region: int) -> int:
+        number, group = self._new_value(tensor)
+        ref = Ref(number, tensor.dtype)
+        self._known[tensor._cdata] = _Known(ref, torch._C._WeakTensorRef(tensor), region, group)
+        self._geometry[_geometry(group, tensor)] = ref
+        return number
+
+    # -- arguments -------------------------------------------------------------------------------------------------
+
+    def _convert(
+        self,
+        arg: Any,
+        entry: Entry,
+        reads: list[int],
+        region: int,
+        written: tuple[torch.Tensor, ...] = (),
+        *,
+        scratch: bool = False,
+    ) -> Any:
+        if isinstance(arg, torch.Tensor):
+            if type(arg) not in PLAIN or arg.layout is not torch.strided or arg.is_quantized:
+                source: Source = Missing(f"it computes with a {_kind(arg)}")
+            else:
+                source = self._source(arg, region, scratch, is_written=any(arg is tensor for tensor in written))
+            if isinstance(source, Missing):
+                entry.missing = entry.missing or source.reason
+            else:
+                reads.append(source.value)
+            return source
+        if isinstance(arg, tuple | list):
+            return [self._convert(item, entry, reads, region, written) for item in arg]
+        return arg
+
+    def _source(self, tensor: torch.Tensor, region: int, scratch: bool, *, is_written: bool) -> Source:
+        known = self._known.get(tensor._cdata)
+        if region and known is not None and (tensor.requires_grad or known.region == region):
+            return self._usable(known)
+        if tensor.requires_grad and not tensor.is_leaf:
+            return self._usable(known) if known is not None else self._of_memory(tensor)
+        if is_written and not tensor.requires_grad:
+            return self._whole_memory(tensor, region)
+        return self._hold(tensor, scratch)
+
+    def _usable(self, known: _Known) -> Source:
+        return _CHANGED if known.source.value <= self._unusable.get(known.group, 0) else known.source
+
+    def _of_memory(self, tensor: torch.Tensor) -> Source:
+        """Return where a tensor comes from that no operation returned: a view, or a tensor unpacked by autograd."""
+        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        if memory is None:
+            return Missing("it uses a result from before the recording")
+        if memory.group in self._whole:
+            source: Source | None = _strided(self._whole[memory.group], tensor)
+        else:
+            source = self._geometry.get(_geometry(memory.group, tensor))
+        if source is None or isinstance(source, Missing):
+            return Missing("it uses a view of unknown origin")
+        return _CHANGED if source.value <= self._unusable.get(memory.group, 0) else source
+
+    def source_of(self, tensor: torch.Tensor) -> Source:
+        """Return where the value of a result comes from, such as a loss."""
+        if tensor.is_leaf:
+            return Missing("it is no result")
+        return self._source(tensor, 0, False, is_written=False)
+
+    def _hold(self, tensor: torch.Tensor, scratch: bool = False) -> Ref:
+        number = self._held_tensors.get(tensor._cdata)
+        if number is not None:
+            held = self.tape.held.get(number)
+            if held is not None and held.tensor is tensor and held.version == version_of(tensor) and not scratch:
+                return Ref(number, tensor.dtype)
+        number, _ = self._new_value(tensor)
+        self.tape.held[number] = Held(tensor, tensor, version_of(tensor), tensor.requires_grad, scratch)
+        if not scratch:
+            self._held_tensors[tensor._cdata] = number
+            self._held_memory.setdefault(tensor.untyped_storage()._cdata, []).append(number)
+        return Ref(number, tensor.dtype)
+
+    def _new_value(self, tensor: torch.Tensor) -> tuple[int, int]:
+        self._values += 1
+        group = self.tape.groups[self._values] = self._group(tensor)
+        return self._values, group
+
+    def _group(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        memory = self._memory.get(storage._cdata)
+        if memory is None:
+            self._values += 1
+            memory = self._memory[storage._cdata] = _Memory(self._values, StorageWeakRef(storage))
+        return memory.group
+
+    # -- writes ----------------------------------------------------------------------------------------------------
+
+    def _written(self, op: _Op, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        values = (args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes)
+        return [tensor for value in values for tensor in flat_tensors(value)]
+
+    def _writes_constants(self, op: _Op, args: Any, kwargs: Any) -> None:
+        """An operation that is not recorded may write to memory that the tape uses."""
+        for tensor in self._written(op, args, kwargs) if op.writes else ():
+            if tensor.layout is not torch.strided or type(tensor) not in PLAIN:
+                continue
+            self._copy_held(tensor)
+            memory = self._memory.get(tensor.untyped_storage()._cdata)
+            if memory is not None:
+                self._unusable[memory.group] = self._values
+
+    def _copy_held(self, tensor: torch.Tensor) -> None:
+        """Copy the constants and leaves in the memory of a tensor, which is about to be overwritten."""
+        for number in self._held_memory.pop(tensor.untyped_storage()._cdata, ()):
+            held = self.tape.held.get(number)
+            if held is None:
+                continue
+            self._held_tensors.pop(held.tensor._cdata, None)
+            if version_of(held.tensor) == held.version:
+                self._count_copy(held.tensor.numel() * held.tensor.element_size())
+                with hidden_from_modes():
+                    held.value = held.tensor.detach().clone()
+
+    def _count_copy(self, size: int) -> None:
+        self._copied += size
+        if self._copied > MAX_COPIED:
+            raise _Unrecordable("the program overwrites too much of what it computed with")
+
+    def _whole_memory(self, tensor: torch.Tensor, region: int) -> Source:
+        """Return the source of a constant into which a result is written, see Note [Versions of memory]."""
+        group = self._group(tensor)
+        if group not in self._whole:
+            self._count_copy(tensor.untyped_storage().nbytes())
+            with hidden_from_modes():
+                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage()).clone()
+            self._values += 1
+            self.tape.groups[self._values] = group
+            self.tape.held[self._values] = Held(whole, whole, version_of(whole))
+            self._whole[group] = self._values
+        source = _strided(self._whole[group], tensor)
+        self._known[tensor._cdata] = _Known(source, torch._C._WeakTensorRef(tensor), region, group)
+        return source
+
+    # -- random operations -----------------------------------------------------------------------------------------
+
+    def _record_random(self, func: Any, op: _Op, args: Any, kwargs: Any, region: _Region) -> _Open | None:
+        """Record a random operation: what it drew is a constant."""
+        name = func._schema.name
+        self._writes_constants(op, args, kwargs)
+        entry = Entry(func, (), {}, (), (), call=self._call, function=region.function)
+        if name == "aten::native_dropout":
+            reads: list[int] = []
+            entry.op, entry.args = _drop_out, (args[1], args[2], self._convert(args[0], entry, reads, region.number))
+            entry.reads = tuple(reads)
+            return _Open(entry, region.number, holds=1)
+        if name in _ZERO_DERIVATIVE and not op.writes:
+            entry.op = _same
+            return _Open(entry, region.number, holds=0)
+        entry.missing = f"{name} draws random numbers"
+        return _Open(entry, region.number, tuple(self._written(op, args, kwargs)))
+
+    # -- custom functions ------------------------------------------------------------------------------------------
+
+    def _current_region(self) -> _Region:
+        """Return the custom function whose forward this thread runs; number 0 without one."""
+        frame: FrameType | None = sys._getframe(3)
+        applies: list[FrameType] = []
+        while frame is not None:
+            if frame.f_code is _APPLY:
+                applies.append(frame)
+            frame = frame.f_back
+        if not applies:
+            self._frame = 0
+            return _Region(0, None, False)
+        classes = [local_values(apply, ("cls",)).get("cls", torch.autograd.Function) for apply in applies]
+        own = [index for index, cls in enumerate(classes) if cls.__module__ != _CHECKPOINTING]
+        index = own[-1] if own else len(applies) - 1
+        key = id(applies[index])
+        if key != self._frame:
+            self._frame = key
+            function = CustomFunction(classes[index], self._site())
+            self._values += 1
+            self._region = _Region(self._values, function, not own)
+        return self._region
+
+
+def _is_deterministic(func: Any, op: _Op, args: Any, kwargs: Any) -> bool:
+    """Whether an operation that may draw random numbers draws none, because the probability of dropout is zero."""
+    values = [args[i] if i < len(args) else kwargs.get(name, 0) for i, name in op.probabilities]
+    return not op.random or (bool(values) and not any(values))
+
+
+def _drop_out(probability: float, train: bool | None, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+    if train is False:
+        return tensor.clone(), mask
+    return tensor * mask * (0.0 if probability == 1 else 1 / (1 - probability)), mask
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _argument(args: Any, position: int) -> Any:
+    return args[position] if position < len(args) else None
+
+
+def _geometry(group: int, tensor: torch.Tensor) -> tuple[Any, ...]:
+    return group, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+
+
+def _strided(value: int, tensor: torch.Tensor) -> StridedRef:
+    return StridedRef(value, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if type(tensor) not in PLAIN:
+        return type(tensor).__name__
+    return "quantized tensor" if tensor.is_quantized else f"{str(tensor.layout).removeprefix('torch.')} tensor"
