@@ -155,7 +155,7 @@ def test_rounds_of_real_work() -> None:
 
 
 def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "traincheck", "sdc", "screen", "--fault", "zero@forward", "-o", "good.json"]
+    command = [sys.executable, "-m", "traincheck", "sdc", "screen", "--fault", "intermittent@forward", "-o", "good.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "-o was given 'good.json'; expected no --fault" in done.stderr
 
@@ -205,7 +205,7 @@ def test_the_command_prints_json_and_sets_the_exit_code(tmp_path: Path) -> None:
         "1",
         "--json",
         "--fault",
-        "zero@gradient:head.weight,chance=0.2",
+        "intermittent@gradient:head.weight,chance=0.2",
     )
     command = [sys.executable, "-m", "traincheck", "sdc", "screen", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
