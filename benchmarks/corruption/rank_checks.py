@@ -88,7 +88,7 @@ RANK_CHECKS: Mapping[str, RankCheck] = {
         reduced=False,
     ),
     REPLAY: RankCheck(
-        Grid(BITS, ALL_SITES, SELDOM, 1, stuck=(FORWARD, OPTIMIZER), intermittent=ALL_SITES),
+        Grid(BITS, ALL_SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER), intermittent=ALL_SITES),
         {REPLAYED: repeated, ELSEWHERE: repeated_elsewhere},
         {"verify_every": 1},
     ),

@@ -133,7 +133,9 @@ def test_wrong_options_are_refused_before_anything_is_started(
 @pytest.mark.slow
 def test_two_processes_compute_the_same_bits_with_xla_and_a_fault_is_found(tmp_path: Path) -> None:
     words = ("--framework", "xla", "--level", "1", "--level", "3", "--steps", "3")
-    result = study(tmp_path, *words, "--fault", "bitflip@backward:layers.0.feed_forward,bit=20,elements=7,first=3", expect=3)
+    result = study(
+        tmp_path, *words, "--fault", "bitflip@backward:layers.0.feed_forward,bit=20,elements=7,first=3", expect=3
+    )
     assert result["framework"] == "xla" and "jax" in result["workers"]["suspect"]
     submodule, period = result["levels"]["submodule"], result["levels"]["period"]
     for row in submodule["series"][:2]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import torch
 from hypothesis import given
@@ -38,7 +39,7 @@ def test_wrong_elements_are_periodic(fault: Fault, size: int, dtype: torch.dtype
     wrong = (result.view(words) != x.view(words)).nonzero().flatten().tolist()
     assert 1 <= count <= (fault.elements or 8)
     assert len(wrong) == count  # no drawn value is zero, so each hit element differs
-    steps = {second - first for first, second in zip(wrong, wrong[1:], strict=False)}
+    steps = {second - first for first, second in pairwise(wrong)}
     assert len(steps) <= 1 and (fault.stride is None or steps <= {fault.stride})
     assert torch.equal(result.view(words), hit()[0].view(words))
     assert result.shape == x.shape and result.data_ptr() != x.data_ptr()

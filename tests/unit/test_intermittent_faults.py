@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_wrong_elements_lie_at_a_fixed_stride() -> None:
         for places, _ in answers(Fault("intermittent", seed=seed, zeros=0, nonfinite=0), 20, values(64, 32)):
             if not places:
                 continue
-            (stride,) = {second - first for first, second in zip(places, places[1:], strict=False)}
+            (stride,) = {second - first for first, second in pairwise(places)}
             assert len(places) == 8
             lanes.add((stride, places[0] % stride))
         assert len(lanes) == 1  # the defective lane stays where it is
