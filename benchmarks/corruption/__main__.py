@@ -1,7 +1,8 @@
 """python -m benchmarks.corruption [--quick] [--only alarms,screening,ranks,study] [--go-on] [--jobs 2] [--runs FOLDER]
 
-Injects faults (bit position x site x rate, several seeds each) into trainings. Reports which detectors find them, the
-delay after the first stroke, and false alarms in as many trainings without a fault.
+Injects faults into trainings: flipped bits (bit position x site x rate), intermittent defects (site x rate) and stuck
+bits (site), with several seeds each. Reports which detectors find them, the delay after the first stroke, and false
+alarms in as many trainings without a fault.
 
 *alarms*: usual alarms on loss and gradient norm. *screening*: `traincheck sdc screen` on a device with the fault.
 *ranks*: two ranks, checked like `traincheck run`. *study*: the effect of a fault on training (`traincheck sdc study`).

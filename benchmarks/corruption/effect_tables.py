@@ -16,22 +16,22 @@ LAST = 20
 
 def period(studies: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the table of training periods: losses, and the distance of the parameters."""
-    head = ["bits", "seed", "strokes", "loss, trusted", "suspect", "difference", "evaluation, trusted", "suspect"]
-    lines = [_of_period(bits, study) for bits, study in _named(studies, PERIOD)]
+    head = ["fault", "seed", "strokes", "loss, trusted", "suspect", "difference", "evaluation, trusted", "suspect"]
+    lines = [_of_period(fault, study) for fault, study in _named(studies, PERIOD)]
     return table([*head, *(f"distance at {step}" for step in AT)], lines)
 
 
 def _named(studies: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the studies of a kind, with the faulty bits."""
+    """Return the studies of a kind, with the fault."""
     return [(name.split(", ")[1], study) for name, study in studies.items() if name.startswith(f"{kind}, ")]
 
 
-def _of_period(bits: str, study: Mapping[str, Any]) -> list[object]:
+def _of_period(fault: str, study: Mapping[str, Any]) -> list[object]:
     series, evaluation = study["series"], study["evaluation"]
     trusted, suspect = _mean(series, "loss"), _mean(series, "suspect_loss")
     difference = None if trusted is None or suspect is None else (suspect - trusted) / trusted
     return [
-        bits,
+        fault,
         study["seed"],
         _strokes(study),
         _number(trusted),
@@ -52,16 +52,16 @@ def single_steps(studies: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the table of single steps: the noise-to-signal ratio of the gradients."""
     lines = [
         [
-            bits,
+            fault,
             _strokes(study),
             f"{len(study['series'])} of {study['steps']}",
             _number(study["worst_noise_to_signal"]),
             _number(study["worst_noise_to_signal_of_a_parameter"]),
         ]
-        for bits, study in _named(studies, STEPS)
+        for fault, study in _named(studies, STEPS)
     ]
     head = "worst, of all gradients", "worst, of the gradient of a parameter"
-    return table(["bits", "strokes", "steps with a difference", *head], lines)
+    return table(["fault", "strokes", "steps with a difference", *head], lines)
 
 
 def submodules(studies: Mapping[str, Mapping[str, Any]]) -> str:

@@ -6,7 +6,17 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from traincheck.sdc.faults.fault import BACKWARD, BITFLIP, COMMUNICATION, FORWARD, GRADIENT, OPTIMIZER, STUCK, Fault
+from traincheck.sdc.faults.fault import (
+    BACKWARD,
+    BITFLIP,
+    COMMUNICATION,
+    FORWARD,
+    GRADIENT,
+    INTERMITTENT,
+    OPTIMIZER,
+    STUCK,
+    Fault,
+)
 
 DECODER, IMAGES = "decoder-tiny", "benchmarks.corruption.workloads:images"
 NAMES = {DECODER: "decoder", IMAGES: "images"}
@@ -42,6 +52,17 @@ PLACES = {
 }
 """Locations per step that match a pattern: module calls or parameters. A test counts them."""
 
+DEFECTIVE = {
+    FORWARD: "*layers.1.feed_forward.up",
+    BACKWARD: "*layers.1.feed_forward.up",
+    GRADIENT: "*layers.1.feed_forward.up.weight",
+    OPTIMIZER: "*layers.1.feed_forward.up.weight",
+}
+"""The location of an intermittent defect in the decoder, which no other location shares. The exchange of gradients has
+the locations above."""
+CHANCES = RATES[:2]
+"""Average strokes per step of an intermittent defect: with one location, also the share of wrong executions."""
+
 LASTING = 8
 """Elements with a stuck bit; in some of them the bit has the other value, so the fault has an effect."""
 CLEAN_SEEDS = 1000
@@ -65,11 +86,16 @@ class Point:
         if not self.site:
             return None
         pattern, places = PATTERNS[self.site][self.workload], PLACES[self.site][self.workload]
+        if self.kind == INTERMITTENT and self.site in DEFECTIVE:
+            pattern, places = DEFECTIVE[self.site], 1
         # Of its own for each point: with the same seed all bits would be hit in the same steps at the same places.
         seed = zlib.crc32(repr(self).encode()) % 100_000
         if self.kind == STUCK:
             return Fault(STUCK, self.site, pattern, bit=self.bit, elements=LASTING, seed=seed)
-        return Fault(BITFLIP, self.site, pattern, bit=self.bit, chance=min(1.0, self.rate / places), seed=seed)
+        chance = min(1.0, self.rate / places)
+        if self.kind == INTERMITTENT:
+            return Fault(INTERMITTENT, self.site, pattern, chance=chance, seed=seed)
+        return Fault(BITFLIP, self.site, pattern, bit=self.bit, chance=chance, seed=seed)
 
     def data(self) -> dict[str, object]:
         """Return the point for JSON."""
@@ -77,7 +103,8 @@ class Point:
         fault = self.fault
         if fault is None:
             return result
-        return {**result, "site": self.site, "bit": self.bit, "rate": self.rate, "kind": self.kind, "fault": fault.text}
+        bit = {} if self.kind == INTERMITTENT else {"bit": self.bit}
+        return {**result, "site": self.site, **bit, "rate": self.rate, "kind": self.kind, "fault": fault.text}
 
 
 @dataclass(frozen=True)
@@ -90,6 +117,8 @@ class Grid:
     seeds: int
     stuck: Sequence[str] = ()
     """Additional sites with a stuck bit."""
+    intermittent: Sequence[str] = ()
+    """Additional sites with an intermittent defect, at each of `CHANCES`."""
 
     def points(self, workload: str) -> Iterator[Point]:
         """Yield the trainings with a fault."""
@@ -100,6 +129,9 @@ class Grid:
                         yield Point(workload, seed, site, bit, rate)
             for site in self.stuck:
                 yield Point(workload, seed, site, 20, kind=STUCK)
+            for site in self.intermittent:
+                for chance in CHANCES:
+                    yield Point(workload, seed, site, rate=chance, kind=INTERMITTENT)
 
     def clean(self, workload: str) -> Iterator[Point]:
         """Yield as many trainings without a fault, each with different weights and data."""
@@ -111,7 +143,7 @@ class Grid:
         return [*self.points(workload), *self.clean(workload)]
 
 
-WHOLE = Grid(BITS, SITES, RATES, 2, stuck=(FORWARD, OPTIMIZER))
+WHOLE = Grid(BITS, SITES, RATES, 2, stuck=(FORWARD, OPTIMIZER), intermittent=SITES)
 HALF = Grid(BITS, SITES, RATES, 1)
 """The grid of the second workload."""
 QUICK = Grid((20,), (OPTIMIZER,), (0.5,), 1)

@@ -13,7 +13,7 @@ from benchmarks.corruption.grid import DECODER, IMAGES, NAMES, WORDS_OF_BITS, WO
 from benchmarks.corruption.rank_checks import REPLICAS, SAMPLED, TWINS
 from benchmarks.corruption.tally import Tally, tallies
 from benchmarks.corruption.worker_pool import SCREENING
-from traincheck.sdc.faults.fault import BITFLIP, SITES, STUCK
+from traincheck.sdc.faults.fault import BITFLIP, INTERMITTENT, SITES, STUCK
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sdc-detection.md"
 TEMPLATE = Path(__file__).parent / "sdc-detection.md"
@@ -49,6 +49,7 @@ def text(result: Mapping[str, Any]) -> str:
     decoder = [row for row in faulty if row["workload"] == NAMES[DECODER]]
     flips = [row for row in decoder if row["kind"] == BITFLIP]
     stuck = [row for row in decoder if row["kind"] == STUCK]
+    intermittent = [row for row in decoder if row["kind"] == INTERMITTENT]
     images = [row for row in faulty if row["workload"] == NAMES[IMAGES] and row["kind"] == BITFLIP]
     sites = {site: f"`{site}`" for site in SITES}
     studies = result["studies"]
@@ -57,6 +58,8 @@ def text(result: Mapping[str, Any]) -> str:
         by_site=matrix(flips, "site", sites),
         by_bit=matrix(flips, "bit", WORDS_OF_BITS),
         by_rate=matrix(flips, "rate", WORDS_OF_RATES, delays=True),
+        intermittent_by_site=matrix(intermittent, "site", sites),
+        intermittent_by_rate=matrix(intermittent, "rate", WORDS_OF_RATES, delays=True),
         stuck=matrix(stuck, "site", sites),
         images=matrix(images, "bit", WORDS_OF_BITS),
         screening=_never_struck(flips),

@@ -34,6 +34,7 @@ TWO_RANKS = "ranks-compute-different-results"
 
 BITS, RATES, SEEDS = (2, 30), (0.05, 0.5), 2
 SELDOM, OFTEN = RATES[:1], (0.5, 5.0)
+ALL_SITES = (*SITES, COMMUNICATION)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def between_ranks(finding: Mapping[str, Any]) -> bool:
 
 RANK_CHECKS: Mapping[str, RankCheck] = {
     REPLICAS: RankCheck(
-        Grid(BITS, (*SITES, COMMUNICATION), RATES, SEEDS, stuck=(FORWARD, OPTIMIZER)), {REPLICAS: between_ranks}
+        Grid(BITS, ALL_SITES, RATES, SEEDS, stuck=(FORWARD, OPTIMIZER), intermittent=ALL_SITES),
+        {REPLICAS: between_ranks},
     ),
     SAMPLED: RankCheck(
         Grid(BITS, (OPTIMIZER, COMMUNICATION), SELDOM, SEEDS),
@@ -81,15 +83,17 @@ RANK_CHECKS: Mapping[str, RankCheck] = {
         {"budget": "1/10,first=2"},
     ),
     TWINS: RankCheck(
-        Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False
+        Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER), intermittent=SITES),
+        {TWINS: between_ranks},
+        reduced=False,
     ),
     REPLAY: RankCheck(
-        Grid(BITS, (*SITES, COMMUNICATION), SELDOM, 1, stuck=(FORWARD, OPTIMIZER)),
+        Grid(BITS, ALL_SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER), intermittent=ALL_SITES),
         {REPLAYED: repeated, ELSEWHERE: repeated_elsewhere},
         {"verify_every": 1},
     ),
     REPLAYED_SELDOM: RankCheck(
-        Grid(BITS, (FORWARD, OPTIMIZER), OFTEN, 1),
+        Grid(BITS, (FORWARD, OPTIMIZER), OFTEN, 1, intermittent=(FORWARD, OPTIMIZER)),
         {REPLAYED_SELDOM: lambda finding: repeated(finding) or repeated_elsewhere(finding)},
         {"verify_every": 10},
         begins=11,

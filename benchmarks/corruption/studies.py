@@ -13,8 +13,15 @@ from typing import Any
 from benchmarks.corruption.grid import DECODER
 
 BOTH = ("forward", "backward")
-SELDOM = "bitflip@{site}:Linear,bit={bit},chance=0.0133"
+SELDOM = ",chance=0.0133"
 """One stroke in five steps on average; each step calls fifteen linear layers."""
+MANTISSA, BIT_25, ANY_BIT, INTERMITTENT = "mantissa", "bit 25", "any bit", "intermittent"
+FAULTS = {
+    MANTISSA: "bitflip@{site}:Linear,bit=mantissa",
+    BIT_25: "bitflip@{site}:Linear,bit=25",
+    ANY_BIT: "bitflip@{site}:Linear,bit=any",
+    INTERMITTENT: "intermittent@{site}:Linear",
+}
 
 
 @dataclass(frozen=True)
@@ -27,24 +34,21 @@ class StudyOptions:
     seed: int = 0
 
 
-def _both(bit: int | str) -> tuple[str, ...]:
-    return tuple(SELDOM.format(site=site, bit=bit) for site in BOTH)
+def _both(fault: str, chance: str = SELDOM) -> tuple[str, ...]:
+    return tuple(FAULTS[fault].format(site=site) + chance for site in BOTH)
 
 
 PERIOD, STEPS, SUBMODULES = "period", "steps", "submodules"
 STUDIES: Mapping[str, StudyOptions] = {
     **{
-        f"{PERIOD}, {words}, seed {seed}": StudyOptions(3, 200, _both(bit), seed)
-        for words, bit in (("mantissa", "mantissa"), ("bit 25", 25))
+        f"{PERIOD}, {fault}, seed {seed}": StudyOptions(3, 200, _both(fault), seed)
+        for fault in (MANTISSA, BIT_25, INTERMITTENT)
         for seed in range(3)
     },
-    **{
-        f"{STEPS}, {words}": StudyOptions(2, 100, _both(bit))
-        for words, bit in (("mantissa", "mantissa"), ("bit 25", 25), ("any bit", "any"))
-    },
-    SUBMODULES: StudyOptions(1, 60, tuple(f"bitflip@{site}:Linear,bit=mantissa,chance=0.05" for site in BOTH)),
+    **{f"{STEPS}, {fault}": StudyOptions(2, 100, _both(fault)) for fault in FAULTS},
+    SUBMODULES: StudyOptions(1, 60, _both(MANTISSA, ",chance=0.05")),
 }
-QUICK = (f"{STEPS}, mantissa",)
+QUICK = (f"{STEPS}, {MANTISSA}",)
 
 DIFFERS = 3
 """The exit code of a study with a differing bit."""

@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from traincheck.testing.corruption import inject, parse_fault
 
+ZEROS = "intermittent@communication:%s,zeros=1,nonfinite=0,stride=1,share=1,chance=1,rank=1"
+
 def main(rank, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     original = dist.all_reduce
-    with inject(None, None, parse_fault("scale@communication:all_reduce,factor=3,share=1,rank=1")) as injected:
+    with inject(None, None, parse_fault(ZEROS % "all_reduce")) as injected:
         found = torch.ones(4)
         work = dist.all_reduce(found, async_op=True)
         work.wait()
@@ -27,7 +29,7 @@ def main(rank, store):
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with inject(model, optimizer, parse_fault("zero@communication:gradients,share=1,rank=1")) as injected:
+    with inject(model, optimizer, parse_fault(ZEROS % "gradients")) as injected:
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
     print(f"{rank} gradient {model.module.weight.grad.abs().sum().item() > 0} {injected.times}\\n", end="", flush=True)
@@ -59,4 +61,4 @@ def test_communication_is_hit_on_one_rank(tmp_path: Path) -> None:
         assert rank.returncode == 0, error
         outputs.append(out.splitlines())
     assert outputs[0] == ["0 all_reduce [2.0, 2.0, 2.0, 2.0] all_gather [1.0, 1.0] 0", "0 gradient True 0"]
-    assert outputs[1] == ["1 all_reduce [6.0, 6.0, 6.0, 6.0] all_gather [1.0, 1.0] 1", "1 gradient False 2"]
+    assert outputs[1] == ["1 all_reduce [0.0, 0.0, 0.0, 0.0] all_gather [1.0, 1.0] 1", "1 gradient False 2"]

@@ -84,7 +84,7 @@ def test_a_fault_in_the_reduction_is_reported_for_the_reduction(tmp_path: Path) 
         (("--tensor-parallel", "4"), "2 heads of keys and values): 2; or a larger --workload"),
         (("--tensor-parallel", "0"), "--tensor-parallel was given 0; expected a number, 1 or more"),
         (
-            ("--fault", "zero@forward,rank=2"),
+            ("--fault", "intermittent@forward,rank=2"),
             "rank= of --fault was given 2; expected a rank of the suspect host, 0 to 1",
         ),
     ],

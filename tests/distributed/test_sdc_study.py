@@ -81,7 +81,7 @@ def test_a_fault_in_attention_is_found_there_and_spreads_where_nothing_is_copied
 @pytest.mark.slow
 def test_ctrl_c_keeps_partial_results(tmp_path: Path) -> None:
     words = ("--level", "3", "--steps", "1000000", "-o", "study.json")
-    running = Running(tmp_path, "sdc", "study", *words, "--fault", "scale@optimizer:head.weight,factor=1.001")
+    running = Running(tmp_path, "sdc", "study", *words, "--fault", "bitflip@optimizer:head.weight,bit=2")
     try:
         until(lambda: "level 3 (period)" in running.err or running.process.poll() is not None)
         os.kill(running.process.pid, signal.SIGINT)
@@ -115,7 +115,7 @@ def test_the_worker_that_died_is_named_and_not_the_one_that_missed_it(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--fault", "flip@forward"), "one of bitflip, stuck, scale, zero"),
+        (("--fault", "flip@forward"), "one of bitflip, stuck, intermittent"),
         (("--level", "5"), "--level was given '5'"),
         (("-o", "mine.txt"), "[other-file]"),
     ],
@@ -133,7 +133,9 @@ def test_wrong_options_are_refused_before_anything_is_started(
 @pytest.mark.slow
 def test_two_processes_compute_the_same_bits_with_xla_and_a_fault_is_found(tmp_path: Path) -> None:
     words = ("--framework", "xla", "--level", "1", "--level", "3", "--steps", "3")
-    result = study(tmp_path, *words, "--fault", "scale@backward:layers.0.feed_forward,elements=7,first=3", expect=3)
+    result = study(
+        tmp_path, *words, "--fault", "bitflip@backward:layers.0.feed_forward,bit=20,elements=7,first=3", expect=3
+    )
     assert result["framework"] == "xla" and "jax" in result["workers"]["suspect"]
     submodule, period = result["levels"]["submodule"], result["levels"]["period"]
     for row in submodule["series"][:2]:

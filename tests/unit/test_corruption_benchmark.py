@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from benchmarks.corruption import page, two_ranks
 from benchmarks.corruption.__main__ import as_text, main
 from benchmarks.corruption.alarms import LOSS, NORM, WARM, first_alarm, scores, threshold
-from benchmarks.corruption.grid import DECODER, HALF, IMAGES, PATTERNS, PLACES, WHOLE
+from benchmarks.corruption.grid import CHANCES, DECODER, DEFECTIVE, HALF, IMAGES, PATTERNS, PLACES, WHOLE
 from benchmarks.corruption.rank_checks import RANK_CHECKS, RULES
 from benchmarks.corruption.result_store import ResultStore
 from benchmarks.corruption.screening import BY_REFERENCE, ITSELF
@@ -21,7 +22,7 @@ from benchmarks.corruption.tally import Tally, tallies
 
 from traincheck.invariants.book import read_book
 from traincheck.invariants.packs import SHIPPED
-from traincheck.sdc.faults.fault import BACKWARD, FORWARD
+from traincheck.sdc.faults.fault import BACKWARD, FORWARD, INTERMITTENT
 from traincheck.sdc.workload.workload import load_workload
 
 
@@ -105,6 +106,18 @@ def test_location_counts_match_the_grid(workload: str) -> None:
     weights = sum(name.endswith("weight") for name in parameters)
     assert [counts[workload] for counts in PLACES.values()] == [calls, calls, weights, weights, len(parameters)]
     assert PATTERNS[FORWARD][workload] == PATTERNS[BACKWARD][workload]
+
+
+def test_an_intermittent_defect_has_one_location() -> None:
+    model = load_workload(DECODER, 0, torch.device("cpu")).build_model()
+    for wrapped in (model, torch.nn.ModuleDict({"module": model})):  # as DistributedDataParallel names modules
+        for site, pattern in DEFECTIVE.items():
+            named = wrapped.named_modules() if site in (FORWARD, BACKWARD) else wrapped.named_parameters()
+            assert len([name for name, _ in named if fnmatchcase(name, pattern)]) == 1
+    points = [point for point in WHOLE.points(DECODER) if point.kind == INTERMITTENT]
+    assert len(points) == 2 * len(CHANCES) * len(DEFECTIVE)
+    assert all(point.fault is not None and point.fault.chance == point.rate for point in points)
+    assert all("bit" not in point.data() for point in points)
 
 
 def test_as_many_clean_runs_as_faulty_ones() -> None:

@@ -59,6 +59,11 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 SITES = ("forward", "backward", "gradient", "optimizer")
 
 
+def zeros(site: str = "forward", pattern: str = "*") -> Fault:
+    """A fault that makes all elements zero."""
+    return Fault("intermittent", site, pattern, zeros=1, nonfinite=0, stride=1, share=1.0, chance=1)
+
+
 @pytest.mark.parametrize("site", SITES)
 def test_strikes_again_in_the_same_way_and_another_seed_otherwise(site: str) -> None:
     pattern = "l*t.weight" if site in ("gradient", "optimizer") else "last"
@@ -129,15 +134,6 @@ def test_a_stuck_bit_has_its_value_at_the_same_places_each_time(dtype: torch.dty
         assert (module(torch.full((8,), -1.5, dtype=dtype)) == 1.5).all()
 
 
-@pytest.mark.parametrize(("kind", "value"), [("scale", 4.0), ("zero", 0.0)])
-def test_a_block_is_elements_in_a_row(kind: str, value: float) -> None:
-    module = nn.Identity()
-    with inject(module, None, Fault(kind, factor=4.0, elements=5)):
-        y = module(torch.ones(4, 8))
-    hit = (y.flatten() == value).nonzero().flatten()
-    assert len(hit) == 5 and hit[-1] - hit[0] == 4 and (y == 1).sum() == 27
-
-
 def test_backward_hits_the_gradient_of_this_call_alone() -> None:
     model, x = Net(), torch.randn(4, 8, requires_grad=True)
     model(x).sum().backward()
@@ -145,7 +141,7 @@ def test_backward_hits_the_gradient_of_this_call_alone() -> None:
     right = x.grad.clone()
     model.zero_grad()
     x.grad = None
-    with inject(model, None, Fault("zero", "backward", "left", share=1.0)) as injected:
+    with inject(model, None, zeros("backward", "left")) as injected:
         model(x).sum().backward()
     assert [hit.name for hit in injected.hits] == ["left"]
     assert all(torch.equal(p.grad, clean[name]) for name, p in model.named_parameters())
@@ -155,7 +151,7 @@ def test_backward_hits_the_gradient_of_this_call_alone() -> None:
 
 def test_forward_hit_lets_the_gradient_flow() -> None:
     model, x = Net(), torch.randn(4, 8, requires_grad=True)
-    with inject(model, None, Fault("zero", "forward", "last", share=1.0)):
+    with inject(model, None, zeros("forward", "last")):
         y = model(x)
         assert (y == 0).all()
         y.sum().backward()
@@ -168,7 +164,7 @@ def test_classes_are_patterns_too_and_outputs_may_be_nested() -> None:
             return {"a": (x, None), "n": 3, "i": torch.arange(3)}
 
     model = nn.Sequential(Several())
-    with inject(model, None, Fault("zero", pattern="Several", share=1.0)) as injected:
+    with inject(model, None, zeros(pattern="Several")) as injected:
         output = model(torch.ones(3))
     assert (output["a"][0] == 0).all() and output["i"].tolist() == [0, 1, 2] and injected.times == 1
 
@@ -187,7 +183,7 @@ def test_injection_leaves_no_traces_even_after_an_error() -> None:
         assert not module._forward_hooks and not module._forward_pre_hooks and not module._backward_hooks
     assert all(not p._backward_hooks for p in model.parameters())
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-    with inject(model, optimizer, Fault("zero", "backward", "left", share=1.0)) as injected:
+    with inject(model, optimizer, zeros("backward", "left")) as injected:
         y = model(x)
     y.sum().backward()  # its graph was made in the block; it is hit no more
     assert injected.times == 0 and x.grad.abs().sum() > 0
@@ -218,7 +214,7 @@ def test_steps_bursts_and_ranks() -> None:
     ("text", "part"),
     [
         ("bitflip", "KIND@SITE"),
-        ("flip@forward", "one of bitflip, stuck, scale, zero"),
+        ("flip@forward", "one of bitflip, stuck, intermittent"),
         ("bitflip@sideways", "one of forward, backward"),
         ("bitflip@forward:", "pattern"),
         ("bitflip@forward,bits=3", "'bits=3'"),
@@ -228,11 +224,18 @@ def test_steps_bursts_and_ranks() -> None:
         ("bitflip@forward,chance=often", "a number"),
         ("bitflip@forward,burst=5", "STEPS/PERIOD"),
         ("bitflip@forward,burst=5/3", "STEPS <= PERIOD"),
-        ("zero@forward,share=0", "more than 0"),
-        ("zero@forward,share=0.5,elements=3", "only one of"),
+        ("intermittent@forward,share=0", "more than 0"),
+        ("intermittent@forward,share=0.5,elements=3", "only one of"),
         ("stuck@forward,to=2", "0 or 1"),
-        ("zero@forward,first=5,last=3", "not less than first"),
-        ("zero@forward,rank=-1", "0 or more"),
+        ("bitflip@forward,to=0", "only for the kind stuck"),
+        ("bitflip@forward,stride=4", "only for the kind intermittent"),
+        ("stuck@forward,zeros=0", "only for the kind intermittent"),
+        ("intermittent@forward,stride=0", "1 or more"),
+        ("intermittent@forward,flips=65", "1 to 64"),
+        ("intermittent@forward,nonfinite=2", "0 to 1"),
+        ("intermittent@forward,zeros=-1", "0 to 1"),
+        ("intermittent@forward,first=5,last=3", "not less than first"),
+        ("intermittent@forward,rank=-1", "0 or more"),
     ],
 )
 def test_a_wrong_text_is_reported_by_its_part(text: str, part: str) -> None:
@@ -244,6 +247,8 @@ def test_a_wrong_text_is_reported_by_its_part(text: str, part: str) -> None:
 def test_text_and_fault_are_the_same() -> None:
     fault = Fault("stuck", "backward", "*.mlp", bit=14, to=0, share=0.25, chance=0.5, burst=(3, 20), rank=1, seed=9)
     assert parse_fault(fault.text) == fault
+    fault = Fault("intermittent", "forward", "*.mlp", stride=3, flips=2, nonfinite=0.0, zeros=0.25, elements=9)
+    assert parse_fault(fault.text) == fault and parse_fault("intermittent@forward") == Fault("intermittent")
     assert parse_fault("bitflip@forward") == Fault() and Fault().text == "bitflip@forward:*"
 
 

@@ -68,7 +68,7 @@ def test_json_has_no_numbers_that_are_not_finite() -> None:
 
 
 def test_a_plan_travels_as_json() -> None:
-    plan = Plan("decoder-tiny", 3, levels=["step"], faults=(Fault("scale", factor=0.5, burst=(1, 4)),))
+    plan = Plan("decoder-tiny", 3, levels=["step"], faults=(Fault("intermittent", stride=4, zeros=0.25, burst=(1, 4)),))
     assert read_plan(json.loads(json.dumps(plan.data()))) == plan
 
 

@@ -152,10 +152,23 @@ def test_rounds_of_real_work() -> None:
     assert by_known["first_wrong"][0]["what"] == "training, step 1, forward head"
     comes_and_goes = screened(Fault("bitflip", "optimizer", "*.query.weight", bit="any", chance=0.5))[0]
     assert comes_and_goes["verdict"] == "corrupt" and comes_and_goes["first_wrong"][0]["reason"] == OVER_TIME
+    # A defective lane stays in place, and each round gets other wrong values from it.
+    defective = screened(Fault("intermittent", "forward", "layers.1.attention", chance=1))[0]
+    assert defective["verdict"] == "corrupt" and defective["first_wrong"][0]["reason"] == OVER_TIME
 
 
 def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "traincheck", "sdc", "screen", "--fault", "zero@forward", "-o", "good.json"]
+    command = [
+        sys.executable,
+        "-m",
+        "traincheck",
+        "sdc",
+        "screen",
+        "--fault",
+        "intermittent@forward",
+        "-o",
+        "good.json",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "-o was given 'good.json'; expected no --fault" in done.stderr
 
@@ -205,7 +218,7 @@ def test_the_command_prints_json_and_sets_the_exit_code(tmp_path: Path) -> None:
         "1",
         "--json",
         "--fault",
-        "zero@gradient:head.weight,chance=0.2",
+        "intermittent@gradient:head.weight,chance=0.2",
     )
     command = [sys.executable, "-m", "traincheck", "sdc", "screen", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

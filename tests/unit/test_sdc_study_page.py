@@ -138,6 +138,15 @@ def test_a_study_is_read_as_it_was_written(tmp_path: Path) -> None:
         check_replaceable_study(path)
 
 
+def test_a_study_of_a_kind_of_fault_that_no_longer_exists_is_read(tmp_path: Path) -> None:
+    fault, path = "scale@forward:head,factor=3.0", tmp_path / "study.json"
+    results = study(faults=[fault])
+    for level in results["levels"].values():
+        level["injected"][0]["fault"] = fault
+    write_study(results, path)
+    assert fault in Page(study_page(read_study(path), True)).text
+
+
 def changed(**parts: Any) -> str:
     return json.dumps({**study(), **parts})
 

@@ -33,7 +33,7 @@ CORRUPTION = (
     Option(
         "faults",
         ("--fault",),
-        "Fault to inject, KIND@SITE:PATTERN,KEY=VALUE..., such as bitflip@forward:*.attention,bit=exponent,chance=0.1 "
+        "Fault to inject, KIND@SITE:PATTERN,KEY=VALUE..., such as intermittent@forward:*.attention,chance=0.1 "
         "(docs/sdc.md lists all). Repeatable.",
         "texts",
         "FAULT",

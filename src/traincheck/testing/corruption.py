@@ -4,7 +4,7 @@ Use it to test your own detectors, and to study how sensitive a model is::
 
     from traincheck.testing.corruption import Fault, inject
 
-    with inject(model, optimizer, Fault("bitflip", "backward", "*.attention", bit="exponent", chance=0.1)) as injected:
+    with inject(model, optimizer, Fault("intermittent", "backward", "*.attention", chance=0.1)) as injected:
         train(model, optimizer)
     print(injected.times, injected.hits[:3])
 

@@ -10,7 +10,7 @@ EPILOG = """\b
 Examples:
   traincheck sdc doctor                                    is training bit-reproducible here?
   traincheck sdc doctor --workload mine.py:workload        is mine?
-  traincheck sdc study --fault bitflip@forward:*.attention,bit=exponent
+  traincheck sdc study --fault intermittent@forward:*.attention
   traincheck sdc screen --seconds 60                       does this machine compute correctly?
 """
 

@@ -22,7 +22,7 @@ Examples:
   traincheck sdc screen -o good.json                       # on a clean machine
   traincheck sdc screen --against good.json                # on others of its kind
   traincheck sdc screen --device cuda --workload decoder-1b-bf16 --seconds 600 --json
-  traincheck sdc screen --seconds 10 --fault bitflip@backward,chance=0.01
+  traincheck sdc screen --seconds 10 --fault intermittent@backward,chance=0.01
 
 \b
 Exit codes: 0 all devices are clean, 3 a device is corrupt, 1 undecided, as the work is not reproducible.

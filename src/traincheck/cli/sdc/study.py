@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  traincheck sdc study --fault bitflip@forward:*.attention,bit=exponent,chance=0.1 -o study.json
+  traincheck sdc study --fault intermittent@forward:*.attention,chance=0.1 -o study.json
   traincheck sdc study --level 1 --workload decoder-small --steps 5
   traincheck sdc study --tensor-parallel 2 --fault bitflip@forward:*.attention,bit=20,rank=1 -o study.html
   traincheck sdc study --from study.json -o study.html                 # an earlier study, as a page
-  traincheck sdc study --framework xla --fault bitflip@backward:*.feed_forward,bit=20
+  traincheck sdc study --framework xla --fault intermittent@backward:*.feed_forward
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m traincheck sdc study --device cuda -o study.json
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29400 -m traincheck sdc study --tensor-parallel 8 ...
 

@@ -57,9 +57,14 @@ class Hit(NamedTuple):
 
 @dataclass
 class Injected:
-    """Counts the hits of a fault. `step` is the current training step: one more than the optimizer has made."""
+    """Counts the hits of a fault. `step` is the current training step: one more than the optimizer has made.
+
+    `repetition` numbers the executions of a whole training. Each repetition is hit otherwise, but a lasting defect
+    stays at its places.
+    """
 
     fault: Fault
+    repetition: int = 0
     step: int = 1
     times: int = 0
     hits: list[Hit] = field(default_factory=list)
@@ -68,21 +73,22 @@ class Injected:
     def comes(self, name: str) -> random.Random | None:
         """Register an occasion; return the stream that selects elements, or None if the fault does not strike."""
         fault = self.fault
-        if not fault.active(self.step):
+        if not fault.active(self.step, self.repetition):
             return None
         self._occasions[self.step, name] += 1
-        draws = fault.draws(self.step, name, self._occasions[self.step, name])
-        return draws if draws.random() < fault.chance else None
+        draws = fault.draws(self.step, name, self._occasions[self.step, name], repetition=self.repetition)
+        return draws if fault.strikes(draws) else None
 
     def struck(self, name: str, tensor: torch.Tensor, draws: random.Random) -> torch.Tensor:
         """Return the tensor after a hit."""
         fault = self.fault
-        self.times += 1
-        if len(self.hits) < KEPT:
-            self.hits.append(Hit(self.step, fault.site, name, fault.hits(tensor.numel())))
         # Hardware faults are no operations, so no mode of the program or of a recording may see them.
         with hidden_from_modes():
-            return corrupted(tensor, fault, draws, fault.draws("lasting", name))
+            result, elements = corrupted(tensor, fault, draws, fault.draws("lasting", name))
+        self.times += 1
+        if len(self.hits) < KEPT:
+            self.hits.append(Hit(self.step, fault.site, name, elements))
+        return result
 
     def strike(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Register an occasion and return the tensor: unchanged if the fault does not strike."""
@@ -97,19 +103,24 @@ class Injected:
 
 @contextmanager
 def inject(
-    model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, fault: Fault, rank: int | None = None
+    model: torch.nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    fault: Fault,
+    rank: int | None = None,
+    repetition: int = 0,
 ) -> Iterator[Injected]:
     """Inject `fault` while the block runs; yields an object that counts the hits.
 
     The optimizer counts the steps. It may be None: call `next_step` in that case. The model may be None for faults in
     communication. On ranks other than the fault's nothing happens; `rank` overrides the rank of torch.distributed.
-    Raises BadOption if the pattern matches nothing.
+    `repetition` is the number of earlier executions of this training on the same device; see `Injected`. Raises
+    BadOption if the pattern matches nothing.
 
     Known limitations: a model that was compiled before (`torch.compile`) does not call hooks. Faults inside kernels and
     inside DistributedDataParallel's exchange are injected at their end, in the gradients before the step. A collective
     that is hit is waited for. Elements of fp8, integer and complex tensors are not hit.
     """
-    injected = Injected(fault)
+    injected = Injected(fault, repetition)
     if fault.rank is not None and fault.rank != (own_rank() if rank is None else rank):
         yield injected
         return

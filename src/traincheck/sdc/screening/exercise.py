@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import xxhash
 from torch import nn
 
 from traincheck.sdc.determinism import make_deterministic
-from traincheck.sdc.faults.fault import STUCK, Fault
+from traincheck.sdc.faults.fault import Fault
 from traincheck.sdc.faults.inject import Injected, inject
 from traincheck.sdc.fingerprint_log import Entry
 from traincheck.sdc.recording import record
@@ -31,7 +30,7 @@ ON_ACCELERATORS = (torch.float32, torch.bfloat16, torch.float16)
 """Each type has units or kernels of its own. A CPU computes fp16 as fp32."""
 
 SEED_STRIDE = 1_000_003
-"""Distance between the seeds of a fault in two rounds, so that each round draws its own hits."""
+"""Distance between the seeds of the inputs of two trainings, so that they share no step's inputs."""
 
 
 class Products:
@@ -90,7 +89,7 @@ class Exercise:
     def __init__(
         self, workload: Workload, steps: int, seed: int, device: torch.device, threads: int, faults: Sequence[Fault]
     ) -> None:
-        """`faults` strike in the training, each round otherwise; only a stuck bit is where it was."""
+        """`faults` strike in the training, each round otherwise; lasting defects stay at their places."""
         self._steps, self._seed, self._threads, self._faults = steps, seed, threads, tuple(faults)
         self.injected: list[Injected] = []
         """What the faults did in the last round."""
@@ -117,11 +116,9 @@ class Exercise:
     def _striking(self, number: int) -> Callable[[nn.Module, torch.optim.Optimizer], ExitStack]:
         def prepared(model: nn.Module, optimizer: torch.optim.Optimizer) -> ExitStack:
             stack = ExitStack()
-            ours = [
-                fault if fault.kind == STUCK else replace(fault, seed=fault.seed + SEED_STRIDE * number)
-                for fault in self._faults
+            self.injected = [
+                stack.enter_context(inject(model, optimizer, fault, repetition=number)) for fault in self._faults
             ]
-            self.injected = [stack.enter_context(inject(model, optimizer, fault)) for fault in ours]
             return stack
 
         return prepared
