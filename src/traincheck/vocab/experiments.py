@@ -17,10 +17,14 @@ AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 
 
 class Experiment(NamedTuple):
-    """An experiment: the attribute of its readings, and what it asserts."""
+    """An experiment: the attribute of its readings, what it asserts, and whether that holds for every program.
+
+    What does not hold for every program is a rule where good runs showed it: some models look at later tokens.
+    """
 
     name: str
     sentence: str
+    universal: bool = True
 
 
 ALGORITHM = Experiment("algorithm", "an optimizer writes what its documented algorithm computes")
@@ -28,9 +32,9 @@ DERIVATIVE = Experiment("derivative", "a gradient is the derivative of what was 
 ACCUMULATION = Experiment("accumulation", "an accumulated gradient is the sum over its micro-batches")
 RECOMPUTATION = Experiment("recomputation", "a recomputation under activation checkpointing gives the first results")
 ROUND_TRIP = Experiment("round_trip", "a checkpoint that is loaded into a copy gives the same outputs and update")
-SAMPLES = Experiment("samples", "the output of a sample does not depend on its place in the batch")
-PADDING = Experiment("padding", "masked padding does not change outputs")
-LATER_TOKENS = Experiment("later_tokens", "a later token does not change an earlier output")
+SAMPLES = Experiment("samples", "the output of a sample does not depend on other samples", universal=False)
+PADDING = Experiment("padding", "masked padding does not change outputs", universal=False)
+LATER_TOKENS = Experiment("later_tokens", "a later token does not change an earlier output", universal=False)
 
 EXPERIMENTS = {
     experiment.name: experiment

@@ -19,7 +19,9 @@ from traincheck.vocab.replayed_computations import ELSEWHERE, KIND, PARTS
 def of_verification() -> tuple[Invariant, ...]:
     """The rules about verified steps."""
     experiments = (
-        _rule(f"{KIND}.{name}", experiments_part.GRAIN, experiments_part.VERIFIED, ERROR) for name in EXPERIMENTS
+        _rule(f"{KIND}.{name}", experiments_part.GRAIN, experiments_part.VERIFIED, ERROR)
+        for name, experiment in EXPERIMENTS.items()
+        if experiment.universal
     )
     return (*_of_replays(), *experiments)
 
