@@ -57,6 +57,7 @@ SOURCES = {
     "run": "traincheck.sources.recording.declaration:RUN",
     "project": "traincheck.sources.functions.declaration:PROJECT",
     "replays": "traincheck.sources.replay.declaration:REPLAYS",
+    "updates": "traincheck.sources.verification.declaration:UPDATES",
     "summaries": "traincheck.sources.tensors.declaration:SUMMARIES",
 }
 """Declarations, which import no torch; sources/registry.py builds the sources themselves."""

@@ -132,6 +132,11 @@ class GlobalHooks:
         own = {registered.handle.id for registered in self._hooks}
         return all(key in own for name in _OF_CALLS for key in getattr(modules, name, ()))
 
+    def are_only_step_hooks(self) -> bool:
+        """Whether all global hooks of optimizers are TrainCheck's."""
+        own = {registered.handle.id for registered in self._hooks}
+        return all(key in own for name in (BEFORE_STEP, AFTER_STEP) for key in getattr(optimizers, name, ()))
+
     def forget_patches(self) -> None:
         """Forget the patches of all sources, which are detached now."""
         self.patches.clear()

@@ -1,0 +1,20 @@
+"""What the sources of experiments serve."""
+
+from __future__ import annotations
+
+from traincheck.vocab.experiments import ALGORITHM, KIND, Experiment
+from traincheck.vocab.source_declaration import SourceDeclaration
+
+
+def _declare(source: str, experiment: Experiment, observes: str) -> SourceDeclaration:
+    return SourceDeclaration(
+        name=source,
+        observes=f"{observes}, with --verify-every",
+        absence=f"TrainCheck does not verify that {experiment.sentence}.",
+        readings=(f"{KIND}.{experiment.name}",),
+        cost="step",
+        switchable=False,
+    )
+
+
+UPDATES = _declare("updates", ALGORITHM, "updates that are compared with the documented algorithm of the optimizer")
