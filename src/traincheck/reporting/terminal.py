@@ -17,6 +17,7 @@ from rich.text import Text
 from traincheck.files import PathLike
 from traincheck.reporting import phrases
 from traincheck.reporting.rank_rows import job_names, rank_rows
+from traincheck.reporting.verification_table import verification_table, without_occasion
 from traincheck.version import __version__
 from traincheck.vocab.finding import Divergence, Finding, Report, Site
 from traincheck.vocab.invariant import ERROR
@@ -63,11 +64,9 @@ class TerminalSink:
         width = self._width()
         self._console.print()
         self._print(_verdict(report))
-        if report.findings:
-            self._console.print()
-            self._console.print(_findings_table(report.findings), width=width)
-            if len(report.findings) > ROWS:
-                self._print(Text(f"  and {len(report.findings) - ROWS:,} more findings in the reports", "dim"))
+        self._show_findings(report, width)
+        if report.verification:
+            self._show_verification(report, width)
         if report.ranks:
             self._console.print()
             self._console.print(Padding(_ranks_table(report), (0, 0, 0, 2)), width=width)
@@ -75,6 +74,29 @@ class TerminalSink:
                 self._print(_divergence_text(divergence, report, width))
         self._console.print()
         self._print(_facts(report, self._reports, width))
+
+    def close_verification(self, report: Report) -> None:
+        """Print the findings, the table of verified computations, unobserved parts, and the paths of the reports."""
+        width = self._width()
+        self._show_findings(report, width)
+        self._show_verification(report, width)
+        self._console.print()
+        self._print(Text("\n").join(_lines([*_unobserved(report, width), *_files(self._reports)])))
+
+    def _show_findings(self, report: Report, width: int) -> None:
+        if report.findings:
+            self._console.print()
+            self._console.print(_findings_table(report.findings), width=width)
+            if len(report.findings) > ROWS:
+                self._print(Text(f"  and {len(report.findings) - ROWS:,} more findings in the reports", "dim"))
+
+    def _show_verification(self, report: Report, width: int) -> None:
+        rows = report.verification
+        self._console.print()
+        if rows:
+            self._console.print(Padding(verification_table(rows), (0, 0, 0, 2)), width=width)
+        unused = ", ".join(without_occasion(rows))
+        self._print(Text("\n").join(_lines([("no occasion", _wrapped(unused, width))])))
 
     def _width(self) -> int:
         return min(self._console.width, WIDEST)
@@ -206,6 +228,11 @@ def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
     rows.append(("recorded", _wrapped(phrases.recorded(report), width)))
     if report.cost is not None:
         rows.append(("cost", _wrapped(phrases.cost(report.cost), width)))
+    return Text("\n").join(_lines([*rows, *_unobserved(report, width), *_files(reports)]))
+
+
+def _unobserved(report: Report, width: int) -> list[tuple[str, Text]]:
+    rows = []
     reasons = Counter(report.not_observed).most_common()
     label = "not observed"
     for reason, times in reasons[:REASONS]:
@@ -213,6 +240,8 @@ def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
         label = ""
     if len(reasons) > REASONS:
         rows.append(("", _wrapped(f"and {len(reasons) - REASONS:,} more reasons", width)))
-    for index, path in enumerate(reports):
-        rows.append(("reports" if index == 0 else "", Text(phrases.plain(str(path)))))
-    return Text("\n").join(_lines(rows))
+    return rows
+
+
+def _files(reports: Sequence[PathLike]) -> list[tuple[str, Text]]:
+    return [("" if index else "reports", Text(phrases.plain(str(path)))) for index, path in enumerate(reports)]
