@@ -46,22 +46,32 @@ def verification_table(rows: Sequence[VerifiedComputation]) -> Table:
     return table
 
 
+def table_text(rows: Sequence[VerifiedComputation]) -> str:
+    """Return the table as plain text, for messages."""
+    lines = [f"{_experiment(row)}  {row.subject}  {row.times:,}  {row.verdict}{_remark(row)}" for row in rows]
+    return "\n".join(phrases.plain(line) for line in lines)
+
+
 def without_occasion(rows: Sequence[VerifiedComputation]) -> list[str]:
     """Return the experiments that found nothing to verify."""
     seen = {row.experiment for row in rows}
     return [name for name in EXPERIMENTS if name not in seen]
 
 
-def conclusion(report: Report, requested: int, exit_code: int = 0) -> Conclusion:
-    """Return the result of a run in which `requested` steps were to be verified; `exit_code` is the program's."""
+def conclusion(report: Report, requested: int, failure: str = "") -> Conclusion:
+    """Return the result of a run in which `requested` steps were to be verified.
+
+    `failure` is a clause about the end of a program that failed.
+    """
     rows, steps = report.verification, min(report.counts.steps, requested)
     seen = f"in {phrases.number(steps, 'step')}"
     wrong = [finding for finding in report.findings if finding.severity == ERROR]
     if wrong:
         more = f", and {phrases.number(len(wrong) - 1, 'more error')}" if len(wrong) > 1 else ""
         return Conclusion(f"wrong: {wrong[0].title}, first at step {wrong[0].step}{more}", False)
-    if exit_code:
-        return Conclusion(f"not verified: the program failed {seen}; nothing wrong was found until then", False)
+    if failure:
+        after = f"after {phrases.number(steps, 'step')}"
+        return Conclusion(f"not verified: {failure} {after}; nothing wrong was found until then", False)
     if report.untrained or not steps:
         return Conclusion(f"not verified: {report.untrained or 'no training step was seen'}", False)
     undecided = sum(row.verdict == UNDECIDED for row in rows)

@@ -105,7 +105,8 @@ def _conclude(recording: Recording, book: Book, steps: int, *, as_json: bool) ->
     checked = result_of_live_run(recording.path, book)
     report = with_files(checked.report, Path(), recording.folder.manifest.started)
     files = [recording.path / report_output.JSON_NAME, recording.path / report_output.HTML_NAME]
-    result = conclusion(report, steps, status.code)
+    failure = "the program was interrupted" if status.interrupted else "the program failed" if status.code else ""
+    result = conclusion(report, steps, failure)
     try:
         report_output.write_reports(recording.path, report, checked.verdicts, files[:1], files[1:])
     finally:  # the result is printed even where the files cannot be written
