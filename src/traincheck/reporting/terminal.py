@@ -17,10 +17,11 @@ from rich.text import Text
 from traincheck.files import PathLike
 from traincheck.reporting import phrases
 from traincheck.reporting.rank_rows import job_names, rank_rows
-from traincheck.reporting.verification_table import verification_table, without_occasion
+from traincheck.reporting.verification_table import HEAD, VerificationRow, verification_rows, without_occasion
 from traincheck.version import __version__
 from traincheck.vocab.finding import Divergence, Finding, Report, Site
 from traincheck.vocab.invariant import ERROR
+from traincheck.vocab.verification import UNDECIDED, WRONG
 
 WIDEST = 120
 """Maximum line width, because longer lines are hard to read."""
@@ -33,6 +34,7 @@ ROWS, REASONS, NAMES = 25, 6, 3
 
 _LABEL, _WHERE, _NUMBERS, _SPANS = 12, 30, 12, 24
 _STYLES = {ERROR: "bold red", "notice": "bold yellow"}
+_VERIFIED_STYLES = {WRONG: "bold red", UNDECIDED: "yellow"}
 
 
 class TerminalSink:
@@ -94,7 +96,7 @@ class TerminalSink:
         rows = report.verification
         self._console.print()
         if rows:
-            self._console.print(Padding(verification_table(rows), (0, 0, 0, 2)), width=width)
+            self._console.print(Padding(_verification_table(verification_rows(rows)), (0, 0, 0, 2)), width=width)
         unused = ", ".join(without_occasion(rows))
         self._print(Text("\n").join(_lines([("no occasion", _wrapped(unused, width))])))
 
@@ -207,6 +209,20 @@ def _ranks_table(report: Report) -> Table:
         agreement = Text(phrases.plain(phrases.agreement(row.state)), "bold red" if row.state.apart is not None else "")
         numbers = (f"{row.state.steps:,}", f"{row.state.windows:,}")
         table.add_row(row.ranks, *job, *numbers, Text(phrases.plain(phrases.recording(row.state))), agreement)
+    if len(rows) > ROWS:
+        table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
+    return table
+
+
+def _verification_table(rows: Sequence[VerificationRow]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in HEAD:
+        is_count = name == HEAD[2]
+        table.add_column(name, justify="right" if is_count else "left", no_wrap=is_count, overflow="fold")
+    for row in rows[:ROWS]:
+        cells = [Text(phrases.plain(cell)) for cell in row[:4]]
+        cells[3].stylize(_VERIFIED_STYLES.get(row.kind, ""), 0, len(row.kind))
+        table.add_row(*cells)
     if len(rows) > ROWS:
         table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
     return table

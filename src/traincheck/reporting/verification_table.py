@@ -1,27 +1,31 @@
-"""Show what was verified: one row for each experiment and subject, and the result as one line."""
+"""Build the table of what was verified, the same in every report format, and the result as one line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rich.table import Table
-from rich.text import Text
-
 from traincheck.reporting import phrases
 from traincheck.vocab.experiments import EXPERIMENTS
 from traincheck.vocab.finding import Report
 from traincheck.vocab.invariant import ERROR
 from traincheck.vocab.replayed_computations import ELSEWHERE, PARTS
-from traincheck.vocab.verification import UNDECIDED, WRONG, VerifiedComputation
+from traincheck.vocab.verification import UNDECIDED, VerifiedComputation
 
 REPLAYS: Mapping[str, str] = {**{part: f"{part} again" for part in PARTS}, ELSEWHERE: "again on another rank"}
 """The names of replays in the table; an experiment has its own name there."""
 
-ROWS = 40
-"""Maximum rows of the table on a terminal."""
+HEAD = ("experiment", "subject", "verified", "verdict")
 
-_STYLES = {WRONG: "bold red", UNDECIDED: "yellow"}
+
+class VerificationRow(NamedTuple):
+    """The cells of a row. `kind` is the verdict in one word, `verdict` adds numbers and reasons."""
+
+    experiment: str
+    subject: str
+    times: str
+    verdict: str
+    kind: str
 
 
 class Conclusion(NamedTuple):
@@ -31,31 +35,18 @@ class Conclusion(NamedTuple):
     is_verified: bool
 
 
-def verification_table(rows: Sequence[VerifiedComputation]) -> Table:
-    """Return the table for a terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("experiment", "subject"):
-        table.add_column(name, no_wrap=name == "experiment", overflow="fold")
-    table.add_column("verified", justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
-    for row in rows[:ROWS]:
-        verdict = Text(row.verdict, _STYLES.get(row.verdict, "")).append(phrases.plain(_remark(row)), "")
-        table.add_row(_experiment(row), Text(phrases.plain(row.subject)), f"{row.times:,}", verdict)
-    if len(rows) > ROWS:
-        table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
-    return table
+def verification_rows(computations: Sequence[VerifiedComputation]) -> tuple[VerificationRow, ...]:
+    """Return the rows of the table."""
+    return tuple(
+        VerificationRow(_experiment(row), row.subject, f"{row.times:,}", row.verdict + _remark(row), row.verdict)
+        for row in computations
+    )
 
 
-def table_text(rows: Sequence[VerifiedComputation]) -> str:
-    """Return the table as plain text, for messages."""
-    lines = [f"{_experiment(row)}  {row.subject}  {row.times:,}  {row.verdict}{_remark(row)}" for row in rows]
-    return "\n".join(phrases.plain(line) for line in lines)
-
-
-def without_occasion(rows: Sequence[VerifiedComputation]) -> list[str]:
+def without_occasion(computations: Sequence[VerifiedComputation]) -> list[str]:
     """Return the experiments that found nothing to verify."""
-    seen = {row.experiment for row in rows}
-    return [name for name in EXPERIMENTS if name not in seen]
+    seen = {row.experiment for row in computations}
+    return [_words(name) for name in EXPERIMENTS if name not in seen]
 
 
 def conclusion(report: Report, requested: int, failure: str = "") -> Conclusion:
@@ -86,13 +77,16 @@ def conclusion(report: Report, requested: int, failure: str = "") -> Conclusion:
 
 
 def _experiment(row: VerifiedComputation) -> str:
-    return phrases.plain(REPLAYS.get(row.experiment, row.experiment.replace("_", " ")))
+    return REPLAYS.get(row.experiment) or _words(row.experiment)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _remark(row: VerifiedComputation) -> str:
     how_often = f" {row.disagreed} of {row.times} times" if row.disagreed else ""
-    return how_often + (f": {'; '.join(row.reasons)}" if row.verdict == UNDECIDED else _in_part(row))
-
-
-def _in_part(row: VerifiedComputation) -> str:
-    return f" (in part undecided: {'; '.join(row.reasons)})" if row.reasons else ""
+    reasons = "; ".join(row.reasons)
+    if row.verdict == UNDECIDED:
+        return f": {reasons}"
+    return f"{how_often} (undecided in part: {reasons})" if reasons else how_often

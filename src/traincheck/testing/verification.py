@@ -23,7 +23,7 @@ from traincheck.checking.results import findings_of
 from traincheck.checking.verification_tally import VerificationTally
 from traincheck.relations.consistent.builtin_rules import of_verification
 from traincheck.reporting.terminal import finding_block
-from traincheck.reporting.verification_table import table_text
+from traincheck.reporting.verification_table import verification_rows
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
@@ -55,7 +55,8 @@ class Verification:
         return tuple(row for row in self.rows if row.verdict == UNDECIDED)
 
     def __str__(self) -> str:
-        return "\n".join([table_text(self.rows), *(f"not observed: {reason}" for reason in self.not_observed)])
+        rows = ["  ".join(row[:4]) for row in verification_rows(self.rows)]
+        return "\n".join([*rows, *(f"not observed: {reason}" for reason in self.not_observed)])
 
 
 def verify_step(
@@ -98,11 +99,11 @@ def verify_step(
     recorder = _recorder(judge, faults, loss_fn)
     sources, before = _sources(recorder), TrainingState(model, optimizer)
     try:
-        _train(recorder, sources, lambda: _steps(model, batch, loss_fn, optimizer, steps))
+        missing = _train(recorder, sources, lambda: _steps(model, batch, loss_fn, optimizer, steps))
     finally:
         before.restore()
     errors = [finding for finding in findings_of([engine.outcome]) if finding.severity == ERROR]
-    not_observed = tuple(dict.fromkeys([*recorder.unobservable, *faults]))
+    not_observed = tuple(dict.fromkeys([*missing, *recorder.unobservable, *faults]))
     if errors:
         raise AssertionError(_words(errors))
     if not tally.rows:
@@ -127,11 +128,11 @@ def _sources(recorder: Recorder) -> Sequence[Source]:
     return build_all(recorder, lambda: None, verify_every=1).sources
 
 
-def _train(recorder: Recorder, sources: Sequence[Source], steps: Callable[[], None]) -> None:
-    """Observe the steps, and remove all hooks afterwards."""
+def _train(recorder: Recorder, sources: Sequence[Source], steps: Callable[[], None]) -> list[str]:
+    """Observe the steps, and remove all hooks afterwards; the sources that could not observe, with the reasons."""
     from traincheck.sources.registry import attach
 
-    undo, _ = attach(list(sources), demand_of(of_verification()), recorder)
+    undo, missing = attach(list(sources), demand_of(of_verification()), recorder)
     try:
         steps()
     finally:
@@ -140,6 +141,7 @@ def _train(recorder: Recorder, sources: Sequence[Source], steps: Callable[[], No
             recorder.deactivate()
         finally:
             undo.close()
+    return missing
 
 
 def _steps(model: Any, batch: Any, loss_fn: Callable[[Any, Any], Any], optimizer: Any, steps: int) -> None:
