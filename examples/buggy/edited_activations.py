@@ -4,6 +4,7 @@ A gated network predicts the next value of coupled oscillators.
 """
 
 import argparse
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,7 @@ class Forecaster(nn.Module):
     def __init__(self, history, hidden, layers):
         super().__init__()
         sizes = [2 * history] + [hidden] * layers
-        self.layers = nn.ModuleList(GatedLayer(n_in, n_out) for n_in, n_out in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(GatedLayer(n_in, n_out) for n_in, n_out in itertools.pairwise(sizes))
         self.out = nn.Linear(hidden, 2)
 
     def forward(self, x):

@@ -79,7 +79,7 @@ def verify_step(
 
     Each step calls `zero_grad`, `loss_fn`, `backward` and `step`. Put the model into training mode first. Afterwards,
     parameters, gradients, buffers, the optimizer and all random streams have the bits that they had before, also after
-    an error. The [verification page](../verification.md) describes the experiments.
+    an error. docs/verification.md describes the experiments.
 
     Raises AssertionError with the finding if a computation is wrong, and ValueError if nothing could be verified (for
     example, the model is in evaluation mode). Errors of your own code are raised as they are.
