@@ -108,7 +108,7 @@ ERROR = Finding("error", 4, 0, "A gradient is wrong", "", None, (), "", "", (), 
             "not verified: no experiment could decide in 20 steps",
             False,
         ),
-        (Report((), Counts(steps=21)), "", "not verified: no experiment could decide in 20 steps", False),
+        (Report((), Counts(steps=21)), "", "not verified: no experiment had an occasion in 20 steps", False),
         (Report((), Counts(), run={"untrained": "no update was seen"}), "", "not verified: no update was seen", False),
         (
             Report((), Counts(steps=3), verification=(AGREEING,)),

@@ -34,14 +34,16 @@ class Counting(nn.Module):
         self.last = nn.Linear(8, 4)
         self.last.weight = nn.Parameter(torch.randn(4, 8))
         self.register_buffer("average", torch.zeros(8), persistent=False)
+        self.register_buffer("scale", torch.ones(1).expand(8))
         self.calls = 0
         self.sizes: list[int] = []
         self.average: torch.Tensor
+        self.scale: torch.Tensor
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         self.sizes.append(len(inputs))
-        hidden = self.norm(self.first(inputs)).relu()
+        hidden = self.norm(self.scale * self.first(inputs)).relu()
         self.average = 0.9 * self.average + 0.1 * hidden.detach().mean(0)
         result: torch.Tensor = self.last(self.dropout(hidden))
         return result
@@ -235,3 +237,15 @@ def test_shared_and_nested_state_of_an_optimizer_is_restored_in_place() -> None:
     extra = optimizer.extra  # type: ignore[attr-defined]
     assert extra["a"] is extra["b"] is shared and extra["itself"] is extra and "c" not in extra
     assert len(shared) == 1 and shared[0].tolist() == [1, 1]
+
+
+def test_sparse_gradients_are_restored() -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    model(torch.tensor([1, 3])).sum().backward()
+    before, gradient = model.weight.detach().clone(), model.weight.grad
+    assert gradient is not None and gradient.is_sparse
+    dense = gradient.to_dense()
+    verify_step(model, torch.tensor([0, 3]), lambda model, words: model(words).sum(), optimizer)
+    assert torch.equal(model.weight, before) and not optimizer.state
+    assert model.weight.grad is gradient and torch.equal(gradient.to_dense(), dense)

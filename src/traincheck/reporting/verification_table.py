@@ -65,6 +65,8 @@ def conclusion(report: Report, requested: int, failure: str = "") -> Conclusion:
         return Conclusion(f"not verified: {failure} {after}; nothing wrong was found until then", False)
     if report.untrained or not steps:
         return Conclusion(f"not verified: {report.untrained or 'no training step was seen'}", False)
+    if not rows:
+        return Conclusion(f"not verified: no experiment had an occasion {seen}", False)
     undecided = sum(row.verdict == UNDECIDED for row in rows)
     if undecided == len(rows):
         return Conclusion(f"not verified: no experiment could decide {seen}", False)

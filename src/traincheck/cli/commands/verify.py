@@ -75,6 +75,8 @@ def verify(
         on_violation="warn",
         callback="",
         record=AROUND_FINDINGS,
+        record_after_finding=0,
+        snapshot=False,
         compare_ranks=OFF,
         fail_on="error",
     )

@@ -55,13 +55,15 @@ class TrainingState:
 
     def _saved_tensor(self, tensor: torch.Tensor) -> Restore:
         value = tensor.detach().clone()
+        is_written = not _overlaps_itself(tensor)  # otherwise the program cannot write to it, either
         is_leaf = tensor.is_leaf
         gradient = tensor.grad if is_leaf else None
         restore_gradient = None if gradient is None else self._saved(gradient)
 
         def restore() -> torch.Tensor:
-            with torch.no_grad():
-                tensor.copy_(value)
+            if is_written:
+                with torch.no_grad():
+                    tensor.copy_(value)
             if is_leaf:
                 tensor.grad = restore_gradient() if restore_gradient is not None else None
             return tensor
@@ -90,3 +92,10 @@ class TrainingState:
             return held
 
         return restore
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements share memory, as after `expand`."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
