@@ -21,7 +21,7 @@ from traincheck.reporting.verification_table import HEAD, VerificationRow, verif
 from traincheck.version import __version__
 from traincheck.vocab.finding import Divergence, Finding, Report, Site
 from traincheck.vocab.invariant import ERROR
-from traincheck.vocab.verification import UNDECIDED, WRONG
+from traincheck.vocab.verification import NOT_TRUE_HERE, UNDECIDED, WRONG
 
 WIDEST = 120
 """Maximum line width, because longer lines are hard to read."""
@@ -34,7 +34,7 @@ ROWS, REASONS, NAMES = 25, 6, 3
 
 _LABEL, _WHERE, _NUMBERS, _SPANS = 12, 30, 12, 24
 _STYLES = {ERROR: "bold red", "notice": "bold yellow"}
-_VERIFIED_STYLES = {WRONG: "bold red", UNDECIDED: "yellow"}
+_VERIFIED_STYLES = {WRONG: "bold red", NOT_TRUE_HERE: "yellow", UNDECIDED: "yellow"}
 
 
 class TerminalSink:

@@ -27,7 +27,7 @@ from traincheck.reporting.verification_table import verification_rows
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
-from traincheck.vocab.verification import UNDECIDED, VERIFIED, VerifiedComputation
+from traincheck.vocab.verification import NOT_TRUE_HERE, UNDECIDED, VERIFIED, VerifiedComputation
 
 if TYPE_CHECKING:
     from traincheck.sources.base import Source
@@ -48,6 +48,11 @@ class Verification:
     def agreed(self) -> tuple[VerifiedComputation, ...]:
         """The rows in which both ways agreed."""
         return tuple(row for row in self.rows if row.verdict == VERIFIED)
+
+    @property
+    def disagreed(self) -> tuple[VerifiedComputation, ...]:
+        """The rows about inputs that do not hold here: some models are meant to look at other samples or later tokens."""
+        return tuple(row for row in self.rows if row.verdict == NOT_TRUE_HERE)
 
     @property
     def undecided(self) -> tuple[VerifiedComputation, ...]:

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traincheck.vocab.experiments import EXPERIMENTS
+
 WRONG, VERIFIED, UNDECIDED = "wrong", "agrees", "undecided"
+NOT_TRUE_HERE = "does not hold"
+"""The verdict where an experiment disagreed whose assertion does not hold for every program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +35,8 @@ class VerifiedComputation:
 
     @property
     def verdict(self) -> str:
-        """`wrong` if any result disagreed, else `agrees` if any agreed, else `undecided`."""
-        return WRONG if self.disagreed else VERIFIED if self.agreed else UNDECIDED
+        """`wrong` or `does not hold` if any result disagreed, else `agrees` if any agreed, else `undecided`."""
+        if self.disagreed:
+            experiment = EXPERIMENTS.get(self.experiment)
+            return WRONG if experiment is None or experiment.universal else NOT_TRUE_HERE
+        return VERIFIED if self.agreed else UNDECIDED
