@@ -51,7 +51,7 @@ class Verification:
 
     @property
     def disagreed(self) -> tuple[VerifiedComputation, ...]:
-        """The rows about inputs that do not hold here: some models are meant to look at other samples or later tokens."""
+        """The rows about inputs that do not hold: some models are meant to look at other samples or later tokens."""
         return tuple(row for row in self.rows if row.verdict == NOT_TRUE_HERE)
 
     @property
