@@ -175,3 +175,29 @@ def test_invalid_numbers_of_steps_are_rejected(tmp_path: Path) -> None:
     for value in ("0", "-2", "many"):
         done = verify(tmp_path, "--steps", value, "train.py")
         assert done.returncode == 2 and "--steps" in done.stderr, done.stderr
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "buggy"
+WRONG_EXAMPLES = {
+    "broadcast_backward": "gain",
+    "edited_activations": "weight",
+    "checkpointed_dropout": "blocks",
+}
+"""Examples with wrong gradients, and a part of the name of a parameter or module that is concerned."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG_EXAMPLES)
+def test_examples_with_wrong_gradients_are_found(tmp_path: Path, name: str) -> None:
+    done = verify(tmp_path, "--steps", "5", str(EXAMPLES / f"{name}.py"))
+    assert done.returncode == 3, done.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    wrong = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    assert any(WRONG_EXAMPLES[name] in variable for finding in wrong for variable in finding["variables"]), wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG_EXAMPLES)
+def test_their_clean_twins_are_verified(tmp_path: Path, name: str) -> None:
+    done = verify(tmp_path, "--steps", "5", str(EXAMPLES / f"{name}_clean.py"))
+    assert done.returncode == 0 and "verified: nothing wrong found in 5 steps" in done.stderr, done.stderr

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from recorded_runs import training, write_run
+from traincheck.checking.offline import check_folder
 from traincheck.checking.verification_tally import MAX_REASONS, MAX_ROWS, VerificationTally, merged
+from traincheck.invariants.book import Book
+from traincheck.reporting.json_report import read_json, write_json
 from traincheck.reporting.verification_table import conclusion, verification_rows, without_occasion
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.run_notes import ProcessNote
 from traincheck.vocab.events import NO_CALL, Reading, Window
 from traincheck.vocab.experiments import AGREES, DISAGREES, EXPERIMENTS, KIND
 from traincheck.vocab.experiments import UNDECIDED as CANNOT_DECIDE
 from traincheck.vocab.facts import facts
 from traincheck.vocab.finding import Counts, Finding, Report
+from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.replayed_computations import PERSISTENT, SAME, TRANSIENT, UNDECIDED
 from traincheck.vocab.verification import VerifiedComputation
 
@@ -61,6 +70,17 @@ def test_ranks_share_a_row() -> None:
     one = VerifiedComputation("samples", "Net", 3, 0, ("a",))
     other = replace(one, disagreed=1, reasons=("b", "a"))
     assert merged([one, other]) == (VerifiedComputation("samples", "Net", 6, 1, ("a", "b")),)
+
+
+def test_a_checked_recording_keeps_the_table(tmp_path: Path, new_invariant: Callable[..., Invariant]) -> None:
+    path = write_run(tmp_path / "run", "train.py", {(0, 7): training(), (1, 8): training(rank=1)})
+    folder, row = RunFolder.open(path), VerifiedComputation("algorithm", "SGD", 4, 0, ("a",))
+    for rank, process in ((0, 7), (1, 8)):
+        folder.write_note(ProcessNote(rank=rank, process=process, verified=(row,), ended=True))
+    report = check_folder(path, Book((new_invariant(),))).report
+    assert report.verification == (VerifiedComputation("algorithm", "SGD", 8, 0, ("a",)),)
+    write_json(report, tmp_path / "report.json")
+    assert read_json(tmp_path / "report.json").verification == report.verification
 
 
 def test_rows_say_what_was_found() -> None:
