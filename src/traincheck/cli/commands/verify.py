@@ -43,7 +43,7 @@ wrong usage, 1 TrainCheck failed; else that of your program when it fails.
 """
 
 
-@flags.shared_options("packages", "as_program", "runs")
+@flags.shared_options("runs")
 def command(
     target: flags.Words = None,
     steps: flags.StepsToVerify = None,
