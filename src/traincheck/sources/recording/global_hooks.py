@@ -87,6 +87,7 @@ class GlobalHooks:
         self._removed_methods: list[Patch] = []
         self.mode: Any = None
         self.patches: list[list[Patch]] = []
+        self.on_suspend: list[Callable[[], object]] = []  # called before hooks are suspended; must not raise
 
     def add(self, undo: ExitStack, handle: Any, hook: Hook) -> RegisteredHook:
         """Manage a hook that was just registered, and remove it when `undo` is closed.
@@ -204,6 +205,8 @@ class GlobalHooks:
         Pass the result to `resume`. Where several threads train or evaluate, hooks and patches stay: other threads
         would lose them in the middle of a call.
         """
+        for suspends in self.on_suspend:
+            suspends()
         if self._removed_hooks is None and self.in_one_thread:
             self._removed_hooks = self._take_hooks()
             for function in self._patched_functions():
