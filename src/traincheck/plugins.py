@@ -57,6 +57,7 @@ SOURCES = {
     "run": "traincheck.sources.recording.declaration:RUN",
     "project": "traincheck.sources.functions.declaration:PROJECT",
     "replays": "traincheck.sources.replay.declaration:REPLAYS",
+    "derivatives": "traincheck.sources.verification.declaration:DERIVATIVES",
     "updates": "traincheck.sources.verification.declaration:UPDATES",
     "summaries": "traincheck.sources.tensors.declaration:SUMMARIES",
 }

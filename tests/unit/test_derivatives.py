@@ -3,6 +3,7 @@ those of a training without TrainCheck."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,8 @@ def trained(program: Program) -> list[torch.Tensor]:
 def verified(folder: Path, program: Program) -> Verdicts:
     """Train plainly and with every step verified: both have to end with the same bits."""
     plain = trained(program)
+    gc.collect()
+    gc.freeze()  # TrainCheck looks for existing modules: those of other tests would take their names
     with traincheck.checked(folder / "run", packs="none", verify_every=1, record="all", budget="1/1"):
         observed = trained(program)
     assert all(map(torch.equal, plain, observed))
@@ -317,6 +320,86 @@ def with_a_target() -> tuple[Iterable[nn.Module], Callable[[int], None]]:
     return [online, target], step
 
 
+def second_order() -> tuple[Iterable[nn.Module], Callable[[int], None]]:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(number: int) -> None:
+        loss = model(torch.randn(8, 6)).square().mean()
+        slopes = torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+        optimizer.zero_grad()
+        (loss + sum(slope.square().sum() for slope in slopes)).backward()
+        optimizer.step()
+
+    return [model], step
+
+
+def graph_of_a_backward() -> tuple[Iterable[nn.Module], Callable[[int], None]]:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(8, 6)).square().mean().backward(create_graph=True)
+        sum(parameter.grad.square().sum() for parameter in model.parameters()).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return [model], step
+
+
+def with_a_closure() -> tuple[Iterable[nn.Module], Callable[[int], None]]:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def step(number: int) -> None:
+        x = torch.randn(8, 6)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - x[:, :1]).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return [model], step
+
+
+def frozen_in_turns() -> tuple[Iterable[nn.Module], Callable[[int], None]]:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(number: int) -> None:
+        loss = model(torch.randn(8, 6)).square().mean()
+        model[0].weight.requires_grad_(False)
+        optimizer.zero_grad()
+        loss.backward()
+        model[0].weight.requires_grad_(True)
+        optimizer.step()
+
+    return [model], step
+
+
+def functional_gradients() -> tuple[Iterable[nn.Module], Callable[[int], None]]:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def step(number: int) -> None:
+        x = torch.randn(8, 6)
+        parameters = dict(model.named_parameters())
+
+        def loss(values: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.func.functional_call(model, values, (x,)).square().mean()
+
+        slopes = torch.func.grad(loss)(parameters)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter -= 0.05 * slopes[name]
+
+    return [model], step
+
+
 @pytest.mark.parametrize(
     ("program", "subjects"),
     [
@@ -326,12 +409,31 @@ def with_a_target() -> tuple[Iterable[nn.Module], Callable[[int], None]]:
         (adversarial, {"Sequential", "Sequential#2"}),
         (two_losses, {"Linear"}),
         (with_a_target, {"Linear"}),
+        (second_order, {"Sequential"}),
+        (graph_of_a_backward, {"Sequential"}),
+        (with_a_closure, {"Sequential"}),
+        (frozen_in_turns, {"Sequential"}),
     ],
-    ids=["bfloat16", "float16", "accumulation", "gan", "two-losses", "target"],
+    ids=[
+        "bfloat16",
+        "float16",
+        "accumulation",
+        "gan",
+        "two-losses",
+        "target",
+        "second-order",
+        "graph",
+        "closure",
+        "frozen",
+    ],
 )
 def test_right_loops_agree(tmp_path: Path, program: Program, subjects: set[str]) -> None:
     verdicts = verified(tmp_path, program)
     assert (verdicts.verdicts, verdicts.subjects) == ({AGREES}, subjects), verdicts
+
+
+def test_gradients_of_torch_func_are_not_verified(tmp_path: Path) -> None:
+    assert not verified(tmp_path, functional_gradients).verdicts
 
 
 @pytest.mark.parametrize(

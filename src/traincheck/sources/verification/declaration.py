@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincheck.vocab.experiments import ALGORITHM, KIND, Experiment
+from traincheck.vocab.experiments import ALGORITHM, DERIVATIVE, KIND, Experiment
 from traincheck.vocab.source_declaration import SourceDeclaration
 
 
@@ -18,3 +18,6 @@ def _declare(source: str, experiment: Experiment, observes: str) -> SourceDeclar
 
 
 UPDATES = _declare("updates", ALGORITHM, "updates that are compared with the documented algorithm of the optimizer")
+DERIVATIVES = _declare(
+    "derivatives", DERIVATIVE, "gradients that are compared with the derivative of the recorded computation"
+)

@@ -43,6 +43,10 @@ class CannotDecide(Exception):
     """The experiment has no result. The text is the reason."""
 
 
+class NotFinite(CannotDecide):
+    """A gradient is not finite. Loss scaling begins with such steps."""
+
+
 @dataclass
 class Difference:
     """How the gradients differ from the derivatives: the leaves, the worst first, and the two by leaf."""
@@ -180,7 +184,7 @@ def difference(
         for grad in (gradients[id(leaf)],)
     }
     if not all(bool(values.isfinite().all()) for values in (*own.values(), *exact.values())):
-        raise CannotDecide("a gradient is not finite")
+        raise NotFinite("a gradient is not finite")
     whole = math.sqrt(sum(float(exact[id(leaf)].square().sum()) for leaf in leaves))
     errors = {id(leaf): float((own[id(leaf)] - exact[id(leaf)]).norm()) for leaf in leaves}
     least = {id(leaf): SMALL * float(exact[id(leaf)].norm()) + NEGLIGIBLE * whole for leaf in leaves}

@@ -36,9 +36,10 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.replay.state_snapshot import is_torch_hook, without_modes
+from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.verification.available_memory import available_memory
-from traincheck.sources.verification.derivative_check import CannotDecide, Difference, Objective, difference
+from traincheck.sources.verification.derivative_check import CannotDecide, Difference, NotFinite, Objective, difference
 from traincheck.sources.verification.tape import CannotExecute, Computation, ModuleCall, Ref, flat_tensors
 from traincheck.sources.verification.tape_recording import TapeRecording
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
@@ -200,7 +201,7 @@ class DerivativeSource(RecorderListener):
             and recorder.hooks.in_one_thread
             and (self._steps.includes(step) or self._suspicion is not None)
             and torch._C._current_graph_task_id() < 0
-            and not (is_traced() or FLAGS.get(EXPORTS) or torch._C._get_tracing_state() is not None)
+            and not (is_traced() or FLAGS.get(EXPORTS) or torch._C._get_tracing_state() is not None or is_capturing())
         )
 
     def _start(self, module: nn.Module) -> None:
@@ -246,7 +247,8 @@ class DerivativeSource(RecorderListener):
         """Compiled code begins, or TrainCheck removes its hooks for another reason."""
         if self._is_mine() and self._recording is not None and self._recording.is_on:
             self._recording.turn_off()
-            self._recording.end("it is compiled")
+            if self._backward is None:  # else TrainCheck replays a step after a backward that creates a graph
+                self._recording.end("it is compiled")
 
     def _update_begins(self, *_: Any) -> None:
         if self._is_mine() and self._recording is not None:
@@ -314,7 +316,7 @@ class DerivativeSource(RecorderListener):
         backward = _Backward(objective, losses, subject, not (create_graph if retain_graph is None else retain_graph))
         only = None if inputs is None else {id(tensor) for tensor in flat_tensors(inputs)}
         for leaf in computation.leaves:
-            if not _has_own_hooks(leaf._backward_hooks) and (only is None or id(leaf) in only):
+            if leaf.requires_grad and not _has_own_hooks(leaf._backward_hooks) and (only is None or id(leaf) in only):
                 backward.gradients[id(leaf)] = None
                 hook = functools.partial(_add, backward.gradients, id(leaf))
                 backward.undo.callback(leaf.register_hook(self._recorder.guarded(self.name, hook)).remove)
@@ -350,7 +352,7 @@ class DerivativeSource(RecorderListener):
             _check_memory(computation, recording.result_bytes)
             differs = difference(backward.objective, backward.losses, backward.gradients)
         except (CannotDecide, CannotExecute) as error:
-            self._undecide(subject, str(error))
+            self._undecide(subject, str(error), lasts=not isinstance(error, NotFinite))
             return
         except RuntimeError as error:  # of torch, such as lack of memory
             self._undecide(subject, str(error).partition("\n")[0][:200])
@@ -363,8 +365,9 @@ class DerivativeSource(RecorderListener):
             return
         self._explain(backward, differs, recording)
 
-    def _undecide(self, subject: str, reason: str) -> None:
-        self._undecided[subject] = self._undecided.get(subject, 0) + 1
+    def _undecide(self, subject: str, reason: str, *, lasts: bool = True) -> None:
+        """Report that there is no result. A reason that `lasts` counts as a failed attempt."""
+        self._undecided[subject] = self._undecided.get(subject, 0) + lasts
         self._reporter.report(subject, UNDECIDED, reason)
 
     # -- the cause -------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from traincheck.sources.recording.frames import local_values
+from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import PLAIN, hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
 from traincheck.sources.verification.tape import (
@@ -483,6 +484,8 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         return self._copied <= MAX_COPIED
 
     def _count_copy(self, size: int) -> None:
+        if is_capturing():
+            raise _Unrecordable("the program captures a CUDA graph")
         if not self.has_room(size):
             raise _Unrecordable("the program overwrites too much of what it computed with")
 
