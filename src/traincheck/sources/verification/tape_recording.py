@@ -47,6 +47,16 @@ from traincheck.sources.verification.tape import (
     flat_results,
     flat_tensors,
 )
+from traincheck.sources.verification.tape_operations import (
+    ZERO_DERIVATIVE,
+    Operation,
+    argument,
+    describe,
+    drop_out,
+    is_deterministic,
+    same_value,
+    shift,
+)
 
 MAX_ENTRIES = 200_000
 MAX_COPIED = 256 * 1024**2
@@ -54,40 +64,11 @@ MAX_COPIED = 256 * 1024**2
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__
 _CHECKPOINTING = "torch.utils.checkpoint"
-_RANDOM = torch.Tag.nondeterministic_seeded
-_ZERO_DERIVATIVE = frozenset(("aten::bernoulli", "aten::normal", "aten::poisson", "aten::binomial"))
-"""Random operations whose derivative is zero for autograd."""
-
-
 _CHANGED = Missing("the program changed a part of a result without gradients")
 
 
 class _Unrecordable(Exception):
     """The step cannot be recorded any further. The text is the reason."""
-
-
-class _Op(NamedTuple):
-    """What the recording has to know of an operation. Arguments are named and have positions."""
-
-    reads_values: bool  # not only the form of its arguments, as `zeros_like`
-    writes: tuple[tuple[int, str], ...]
-    statistics: tuple[int, ...]  # running statistics, written if `trains` is true
-    trains: int
-    random: bool
-    probabilities: tuple[tuple[int, str], ...]  # of dropout
-
-
-def _describe(func: Any) -> _Op:
-    arguments = list(enumerate(func._schema.arguments))
-    name = func._schema.name.partition("::")[2]
-    return _Op(
-        not name.endswith("_like") and not name.startswith("new_"),
-        tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
-        tuple(i for i, a in arguments if a.name in ("running_mean", "running_var")),
-        next((i for i, a in arguments if a.name in ("training", "train", "use_input_stats")), -1),
-        _RANDOM in func.tags,
-        tuple((i, a.name) for i, a in arguments if a.name in ("dropout_p", "dropout")),
-    )
 
 
 class _Memory(NamedTuple):
@@ -146,7 +127,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         self._unusable: dict[int, int] = {}  # by group: values up to this number cannot be used
         self._geometry: dict[tuple[Any, ...], Ref] = {}
         self._values = self._copied = 0
-        self._ops: dict[Any, _Op] = {}
+        self._ops: dict[Any, Operation] = {}
         self._functions: dict[int, CustomFunction] = {}  # by region
         self._handles: list[Any] = []
         self.nested_no_grad = False
@@ -255,7 +236,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         self._check()
         op = self._ops.get(func)
         if op is None:
-            op = self._ops[func] = _describe(func)
+            op = self._ops[func] = describe(func)
         tensors = flat_tensors(args)
         if kwargs:
             tensors += flat_tensors(list(kwargs.values()))
@@ -284,8 +265,8 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         if len(self.tape.entries) >= MAX_ENTRIES:
             raise _Unrecordable(f"it has more than {MAX_ENTRIES:,} operations")
 
-    def _record(self, func: Any, op: _Op, args: Any, kwargs: Any, region: _Region) -> _Open | None:
-        if not _is_deterministic(func, op, args, kwargs):
+    def _record(self, func: Any, op: Operation, args: Any, kwargs: Any, region: _Region) -> _Open | None:
+        if not is_deterministic(func, op, args, kwargs):
             return self._record_random(func, op, args, kwargs, region)
         written = tuple(self._written(op, args, kwargs))
         inside = region.number
@@ -293,7 +274,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
             func = torch.ops.aten.alias.default  # an execution that records gradients goes on through it
         entry = Entry(func, (), {}, (), (), call=self.call, function=region.function)
         reads: list[int] = []
-        scratch = op.statistics if op.trains >= 0 and _argument(args, op.trains) else ()
+        scratch = op.statistics if op.trains >= 0 and argument(args, op.trains) else ()
         for tensor in written:
             self._copy_held(tensor)
         converted = [
@@ -426,11 +407,11 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def _written(self, op: _Op, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    def _written(self, op: Operation, args: Any, kwargs: Any) -> list[torch.Tensor]:
         values = (args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes)
         return [tensor for value in values for tensor in flat_tensors(value)]
 
-    def _write_constants(self, op: _Op, args: Any, kwargs: Any) -> _Open | None:
+    def _write_constants(self, op: Operation, args: Any, kwargs: Any) -> _Open | None:
         """Prepare for an operation that is not recorded, but may write to memory that the tape uses."""
         shifted = None
         for tensor in self._written(op, args, kwargs) if op.writes else ():
@@ -456,7 +437,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         """The program is about to change a result without gradients, see Note [Versions of memory]."""
         self._count_copy(2 * tensor.numel() * tensor.element_size())
         before = self._hold_copy(tensor)
-        entry = Entry(_shift, (result, before), {}, (result.value, before.value), (), (group,), self.call)
+        entry = Entry(shift, (result, before), {}, (result.value, before.value), (), (group,), self.call)
         return _Open(entry, 0, (tensor,), shifts=True)
 
     def _hold_copy(self, tensor: torch.Tensor) -> Ref:
@@ -506,18 +487,18 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
 
     # -- random operations -----------------------------------------------------------------------------------------
 
-    def _record_random(self, func: Any, op: _Op, args: Any, kwargs: Any, region: _Region) -> _Open | None:
+    def _record_random(self, func: Any, op: Operation, args: Any, kwargs: Any, region: _Region) -> _Open | None:
         """Record a random operation: what it drew is a constant."""
         name = func._schema.name
         self._write_constants(op, args, kwargs)
         entry = Entry(func, (), {}, (), (), call=self.call, function=region.function)
         if name == "aten::native_dropout":
             reads: list[int] = []
-            entry.op, entry.args = _drop_out, (args[1], args[2], self._convert(args[0], entry, reads, region.number))
+            entry.op, entry.args = drop_out, (args[1], args[2], self._convert(args[0], entry, reads, region.number))
             entry.reads = tuple(reads)
             return _Open(entry, region.number, holds=1)
-        if name in _ZERO_DERIVATIVE and not op.writes:
-            entry.op = _same
+        if name in ZERO_DERIVATIVE and not op.writes:
+            entry.op = same_value
             return _Open(entry, region.number, holds=0)
         entry.missing = f"{name} draws random numbers"
         return _Open(entry, region.number, tuple(self._written(op, args, kwargs)))
@@ -574,30 +555,6 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         """Remove the hooks on nodes of the graph."""
         while self._handles:
             self._handles.pop().remove()
-
-
-def _is_deterministic(func: Any, op: _Op, args: Any, kwargs: Any) -> bool:
-    """Whether an operation that may draw random numbers draws none, because the probability of dropout is zero."""
-    values = [args[i] if i < len(args) else kwargs.get(name, 0) for i, name in op.probabilities]
-    return not op.random or (bool(values) and not any(values))
-
-
-def _drop_out(probability: float, train: bool | None, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
-    if train is False:
-        return tensor.clone(), mask
-    return tensor * mask * (0.0 if probability == 1 else 1 / (1 - probability)), mask
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _shift(tensor: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    return tensor.copy_(after + (tensor - before))  # exactly `after` where the tensor is as before
-
-
-def _argument(args: Any, position: int) -> Any:
-    return args[position] if position < len(args) else None
 
 
 def _geometry(group: int, tensor: torch.Tensor) -> tuple[Any, ...]:
