@@ -58,6 +58,7 @@ SOURCES = {
     "project": "traincheck.sources.functions.declaration:PROJECT",
     "replays": "traincheck.sources.replay.declaration:REPLAYS",
     "updates": "traincheck.sources.verification.declaration:UPDATES",
+    "round_trip": "traincheck.sources.verification.declaration:ROUND_TRIPS",
     "summaries": "traincheck.sources.tensors.declaration:SUMMARIES",
 }
 """Declarations, which import no torch; sources/registry.py builds the sources themselves."""

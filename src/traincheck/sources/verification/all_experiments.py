@@ -7,9 +7,10 @@ from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.replay.replays import ReplaySource
+from traincheck.sources.verification.round_trip_source import RoundTripSource
 from traincheck.sources.verification.update_source import UpdateSource
 
 
 def experiments(every: int, calls: ModuleCalls, catalog: VariableCatalog, gradients: Gradients) -> list[Source]:
     """The sources that verify one of `every` steps, in the order in which they attach."""
-    return [ReplaySource(calls, catalog, every), UpdateSource(catalog, every)]
+    return [ReplaySource(calls, catalog, every), UpdateSource(catalog, every), RoundTripSource(calls, catalog, every)]

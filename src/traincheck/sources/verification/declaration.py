@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincheck.vocab.experiments import ALGORITHM, KIND, Experiment
+from traincheck.vocab.experiments import ALGORITHM, KIND, ROUND_TRIP, Experiment
 from traincheck.vocab.source_declaration import SourceDeclaration
 
 
@@ -18,3 +18,5 @@ def _declare(source: str, experiment: Experiment, observes: str) -> SourceDeclar
 
 
 UPDATES = _declare("updates", ALGORITHM, "updates that are compared with the documented algorithm of the optimizer")
+
+ROUND_TRIPS = _declare("round_trip", ROUND_TRIP, "checkpoints that are loaded and compared with the live model")
