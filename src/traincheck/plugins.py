@@ -59,6 +59,7 @@ SOURCES = {
     "replays": "traincheck.sources.replay.declaration:REPLAYS",
     "derivatives": "traincheck.sources.verification.declaration:DERIVATIVES",
     "updates": "traincheck.sources.verification.declaration:UPDATES",
+    "round_trip": "traincheck.sources.verification.declaration:ROUND_TRIPS",
     "summaries": "traincheck.sources.tensors.declaration:SUMMARIES",
 }
 """Declarations, which import no torch; sources/registry.py builds the sources themselves."""

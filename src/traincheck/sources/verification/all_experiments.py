@@ -8,6 +8,7 @@ from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.replay.replays import ReplaySource
 from traincheck.sources.verification.derivatives import DerivativeSource
+from traincheck.sources.verification.round_trip_source import RoundTripSource
 from traincheck.sources.verification.update_source import UpdateSource
 
 
@@ -17,4 +18,5 @@ def experiments(every: int, calls: ModuleCalls, catalog: VariableCatalog, gradie
         ReplaySource(calls, catalog, every),
         DerivativeSource(calls, catalog, every),
         UpdateSource(catalog, every),
+        RoundTripSource(calls, catalog, every),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincheck.vocab.experiments import ALGORITHM, DERIVATIVE, KIND, Experiment
+from traincheck.vocab.experiments import ALGORITHM, DERIVATIVE, KIND, ROUND_TRIP, Experiment
 from traincheck.vocab.source_declaration import SourceDeclaration
 
 
@@ -21,3 +21,4 @@ UPDATES = _declare("updates", ALGORITHM, "updates that are compared with the doc
 DERIVATIVES = _declare(
     "derivatives", DERIVATIVE, "gradients that are compared with the derivative of the recorded computation"
 )
+ROUND_TRIPS = _declare("round_trip", ROUND_TRIP, "checkpoints that are loaded and compared with the live model")
