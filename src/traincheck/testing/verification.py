@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from traincheck.sources.recording.recorder import Recorder
 
 
+NO_OCCASION = "the model must be in training mode, and its parameters need gradients"
+"""The usual reason where no experiment has one."""
+
+
 @dataclass(frozen=True)
 class Verification:
     """What was verified, without an error. Printed, it is a table.
@@ -111,9 +115,12 @@ def verify_step(
     not_observed = tuple(dict.fromkeys([*missing, *recorder.unobservable, *faults]))
     if errors:
         raise AssertionError(_words(errors))
-    if not tally.rows:
-        reasons = "; ".join(not_observed) or "the model must be in training mode, and its parameters need gradients"
-        raise ValueError(f"nothing could be verified: {reasons}")
+    if not any(row.times for row in tally.rows):
+        reasons = [
+            *(f"{row.experiment} of {row.subject}: {'; '.join(row.reasons)}" for row in tally.rows),
+            *not_observed,
+        ]
+        raise ValueError(f"nothing could be verified: {'; '.join(reasons) or NO_OCCASION}")
     return Verification(tally.rows, not_observed)
 
 
