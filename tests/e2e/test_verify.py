@@ -193,7 +193,9 @@ def test_examples_with_wrong_gradients_are_found(tmp_path: Path, name: str) -> N
     assert done.returncode == 3, done.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     wrong = [finding for finding in report["findings"] if finding["severity"] == "error"]
-    assert any(variable.startswith(WRONG_EXAMPLES[name]) for finding in wrong for variable in finding["variables"]), wrong
+    assert any(variable.startswith(WRONG_EXAMPLES[name]) for finding in wrong for variable in finding["variables"]), (
+        wrong
+    )
 
 
 @pytest.mark.slow
