@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from traincheck.sources.verification.tape import CannotExecute, Computation
+from traincheck.sources.verification.tape_operations import fused_attention
 from traincheck.sources.verification.tape_recording import TapeRecording
 
 Loss = Callable[[], torch.Tensor]
@@ -363,7 +366,42 @@ def test_a_dropped_computation_frees_what_it_held() -> None:
     assert not recording.tape.entries and not recording.tape.held
 
 
+@pytest.mark.parametrize(
+    ("operation", "further"),
+    [
+        (torch.ops.aten._scaled_dot_product_flash_attention.default, (0.0, True)),
+        (torch.ops.aten._scaled_dot_product_efficient_attention.default, (None, True, 0.0, True)),
+    ],
+)
+def test_fused_attention_has_a_form_in_double_precision(operation: Any, further: tuple[Any, ...]) -> None:
+    query, key, value = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
+    attention = fused_attention(operation)
+    assert attention is not None
+    output, *others = attention(query, key, value, *further, scale=0.3)
+    assert others == [None] * (len(operation._schema.returns) - 1)
+    assert torch.allclose(output, F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3))
+
+
 def test_a_replaced_constant_is_used() -> None:
     computation, _ = computed(lambda: FIRST(X).sum())
     doubled = computation.execute([(X, X * 2)]).roots[0]
     assert torch.equal(doubled, FIRST(X * 2).sum().detach())
+
+
+def test_operations_that_wait_for_other_ranks_are_not_executed(tmp_path: Path) -> None:
+    class Reduced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: torch.Tensor) -> torch.Tensor:
+            total = hidden.clone()
+            dist.all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        assert reason(lambda: Reduced.apply(FIRST(X)).sum()) == "it waits for other ranks"
+    finally:
+        dist.destroy_process_group()

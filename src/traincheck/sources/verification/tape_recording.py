@@ -269,16 +269,19 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         if not is_deterministic(func, op, args, kwargs):
             return self._record_random(func, op, args, kwargs, region)
         written = tuple(self._written(op, args, kwargs))
+        missing = "it waits for other ranks" if op.waits else ""
         inside = region.number
         if func is torch.ops.aten.detach.default:
             func = torch.ops.aten.alias.default  # an execution that records gradients goes on through it
-        entry = Entry(func, (), {}, (), (), call=self.call, function=region.function)
+        entry = Entry(func, (), {}, (), (), call=self.call, function=region.function, missing=missing)
         reads: list[int] = []
         scratch = op.statistics if op.trains >= 0 and argument(args, op.trains) else ()
         for tensor in written:
             self._copy_held(tensor)
         converted = [
-            self._convert(arg, entry, reads, inside, written, scratch=position in scratch)
+            self._convert(
+                None if position in op.repeated else arg, entry, reads, inside, written, scratch=position in scratch
+            )
             for position, arg in enumerate(args)
         ]
         entry.args = tuple(converted)
@@ -422,7 +425,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
             if memory is None:
                 continue
             result = self._result_in(memory, tensor)
-            if shifted is None and result is not None:
+            if shifted is None and result is not None and not op.waits:
                 shifted = self._begin_shift(tensor, result, memory.group)
             else:
                 self._unusable[memory.group] = self._values
