@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+from traincheck.sources.verification.derivative_check import Objective, difference
 from traincheck.sources.verification.tape import CannotExecute, Computation
 from traincheck.sources.verification.tape_operations import fused_attention
 from traincheck.sources.verification.tape_recording import TapeRecording
@@ -55,7 +56,7 @@ def derivative_error(computation: Computation) -> float:
 
 
 def check(loss: Loss, parameters: Sequence[torch.Tensor], *, most: float = 1e-5) -> Computation:
-    """The tape gives the same bits, and the gradients are its derivatives."""
+    """The tape gives the same bits, and the gradients are its derivatives, which finite differences confirm."""
     for parameter in parameters:
         parameter.grad = None
     computation, value = computed(loss)
@@ -64,6 +65,8 @@ def check(loss: Loss, parameters: Sequence[torch.Tensor], *, most: float = 1e-5)
     own = {id(leaf) for leaf in computation.leaves}
     assert all(id(parameter) in own for parameter in parameters if parameter.grad is not None)
     assert derivative_error(computation) < most
+    gradients = {id(leaf): leaf.grad for leaf in computation.leaves}
+    assert difference(Objective(computation, [None]), [value.detach()], gradients) is None
     return computation
 
 
@@ -147,6 +150,15 @@ def changed_without_gradients() -> torch.Tensor:
     return hidden.square().sum()
 
 
+def penalty_through_a_norm() -> torch.Tensor:
+    point = X.clone().requires_grad_()
+    hidden = F.layer_norm(FIRST(point), (5,))
+    (slope,) = torch.autograd.grad(
+        LAST(F.batch_norm(hidden, None, None, training=True)).sin().sum(), point, create_graph=True
+    )
+    return (slope.norm(2, 1) - 1).square().mean()
+
+
 def edited_parameter() -> torch.Tensor:
     first = LAST(FIRST(X)).mean()
     with torch.no_grad():
@@ -175,11 +187,12 @@ def edited_parameter() -> torch.Tensor:
         lambda: F.cosine_similarity(FIRST(X), X).sum(),
         changed_without_gradients,
         gradient_penalty,
+        penalty_through_a_norm,
         edited_parameter,
     ],
     ids=[
         "mlp", "in-place", "function", "dirty", "inner-graph", "straight-through", "reentrant", "checkpoint",
-        "native-dropout", "gumbel", "rsample", "bernoulli", "loss", "detach", "cosine", "changed", "second-order",
+        "native-dropout", "gumbel", "rsample", "bernoulli", "loss", "detach", "cosine", "changed", "second-order", "norm",
         "edited-parameter",
     ],
 )  # fmt: skip
