@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import traincheck
-from traincheck.sources.replay import captured_call
+from traincheck.sources.replay import captured_call, restorable_call
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.replayed_computations import KIND, SAME
 
@@ -29,6 +29,7 @@ REPLAYED = {1, 2, 3, 11, 19}
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured_call, "has_compiled_code", lambda: False)
+    monkeypatch.setattr(restorable_call, "has_compiled_code", lambda: False)
 
 
 class Outcome(NamedTuple):
@@ -166,7 +167,7 @@ def test_a_model_without_a_backward_is_not_replayed_in_each_step(tmp_path: Path)
 
 def test_captured_calls_are_released_in_unwatched_steps(tmp_path: Path) -> None:
     batches: list[weakref.ref[torch.Tensor]] = []
-    copied = captured_call._copied
+    copied = restorable_call.copied
     left: list[int] = []
 
     def noting(given: Any) -> Any:
@@ -186,6 +187,6 @@ def test_captured_calls_are_released_in_unwatched_steps(tmp_path: Path) -> None:
             yield
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captured_call, "_copied", noting)
+        patch.setattr(restorable_call, "copied", noting)
         checked(tmp_path, steps, sample_every=6)
     assert batches and max(left) == 1 and left.count(0) > STEPS / 2
