@@ -57,6 +57,9 @@ SOURCES = {
     "run": "traincheck.sources.recording.declaration:RUN",
     "project": "traincheck.sources.functions.declaration:PROJECT",
     "replays": "traincheck.sources.replay.declaration:REPLAYS",
+    "inputs": "traincheck.sources.verification.declaration:INPUTS",
+    "recomputations": "traincheck.sources.verification.declaration:RECOMPUTATIONS",
+    "accumulations": "traincheck.sources.verification.declaration:ACCUMULATIONS",
     "summaries": "traincheck.sources.tensors.declaration:SUMMARIES",
 }
 """Declarations, which import no torch; sources/registry.py builds the sources themselves."""

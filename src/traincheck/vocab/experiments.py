@@ -29,7 +29,7 @@ class Experiment(NamedTuple):
 
 ALGORITHM = Experiment("algorithm", "an optimizer writes what its documented algorithm computes")
 DERIVATIVE = Experiment("derivative", "a gradient is the derivative of what was computed")
-ACCUMULATION = Experiment("accumulation", "an accumulated gradient is the sum over its micro-batches")
+ACCUMULATION = Experiment("accumulation", "all elements of accumulated micro-batches weigh the same", universal=False)
 RECOMPUTATION = Experiment("recomputation", "a recomputation under activation checkpointing gives the first results")
 ROUND_TRIP = Experiment("round_trip", "a checkpoint that is loaded into a copy gives the same outputs and update")
 SAMPLES = Experiment("samples", "the output of a sample does not depend on other samples", universal=False)

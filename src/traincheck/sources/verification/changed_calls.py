@@ -110,8 +110,7 @@ class ChangedCall:
             yield Judgement(experiment, AGREES)
         elif verdicts == {DISAGREES}:
             change, seen = pairs[0]
-            found = f"with {change.what}, {seen.count:,} elements of its output changed that must not, "
-            found += f"by up to {seen.change:.2g}"
+            found = f"with {change.what}, {seen.count:,} elements of {change.kept} changed by up to {seen.change:.2g}"
             yield Judgement(experiment, DISAGREES, found, self._first_module(change, unit))
         elif len(verdicts) > 1:
             yield Judgement(experiment, UNDECIDED, "it holds for some of its inputs")

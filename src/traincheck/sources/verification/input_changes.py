@@ -29,12 +29,14 @@ Part = Callable[[torch.Tensor], torch.Tensor | None]
 class InputChange(NamedTuple):
     """Other arguments of a call, and which elements of its outputs must keep their values.
 
-    `expects_effect` says that other elements have to change, or the change shows nothing. `what` describes it.
+    `expects_effect` says that other elements have to change, or the change shows nothing. `what` describes the change,
+    and `kept` those elements.
     """
 
     arguments: Any
     constant: Part
     what: str
+    kept: str
     expects_effect: bool = True
 
 
@@ -70,7 +72,8 @@ class CallInputs:
             if any(not torch.equal(new[i], self.leaves[i]) for i in new):
                 rows = torch.arange(self.batch) != sample
                 part = _first_dimensions((self.batch,), rows, self._length)
-                return InputChange(self._with(new), part, f"sample {other} in place of sample {sample}")
+                what = f"sample {other} in place of sample {sample}"
+                return InputChange(self._with(new), part, what, "the output of other samples")
         return None
 
     def later_tokens(self, index: int) -> InputChange | None:
@@ -84,7 +87,8 @@ class CallInputs:
                 changed = torch.cat((sequence[:, :begin], others), 1)
                 earlier = (torch.arange(length) < begin).expand(self.batch, length)
                 part = _first_dimensions((self.batch, length), earlier)
-                return InputChange(self._with({index: changed}), part, f"other tokens from position {begin} on")
+                what = f"other tokens from position {begin} on"
+                return InputChange(self._with({index: changed}), part, what, "the output at earlier positions")
         return None
 
     def padding_change(self, padding: Padding) -> InputChange | None:
@@ -103,8 +107,8 @@ class CallInputs:
                 return output
             return within(output)
 
-        what = "other tokens at masked positions"
-        return InputChange(self._with({padding.sequence: changed}), part, what, expects_effect=False)
+        what, kept = "other tokens at masked positions", "the output at other positions"
+        return InputChange(self._with({padding.sequence: changed}), part, what, kept, expects_effect=False)
 
     def _with(self, changed: dict[int, torch.Tensor]) -> Any:
         leaves = [
