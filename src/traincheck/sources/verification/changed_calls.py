@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from traincheck.sources.distributed.replica_readings import several_ranks
-from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
@@ -30,7 +29,7 @@ MAX_HELD = 512 * 1024**2
 
 
 class Judgement(NamedTuple):
-    """The verdict of an experiment about a call, what was seen, and the innermost module that is the first to show it."""
+    """The verdict of an experiment about a call, what was seen, and the first module that shows it."""
 
     experiment: Experiment
     verdict: str
@@ -101,8 +100,12 @@ class ChangedCall:
     ) -> Iterator[Judgement]:
         """Yield the judgement of an experiment, which is one about each of several inputs."""
         unit = self._rounding_unit(before)
-        pairs = [(change, compare(before, self._outputs(change.arguments), change.constant, unit)) for change in changes]
-        pairs = [(change, seen) for change, seen in pairs if seen.compared and (seen.effect or not change.expects_effect)]
+        pairs = [
+            (change, compare(before, self._outputs(change.arguments), change.constant, unit)) for change in changes
+        ]
+        pairs = [
+            (change, seen) for change, seen in pairs if seen.compared and (seen.effect or not change.expects_effect)
+        ]
         if not pairs:
             return
         verdicts = {_verdict(seen) for _, seen in pairs}
@@ -110,7 +113,7 @@ class ChangedCall:
             yield Judgement(experiment, AGREES)
         elif verdicts == {DISAGREES}:
             change, seen = pairs[0]
-            found = f"with {change.what}, {seen.count:,} elements of {change.kept} changed by up to {seen.change:.2g}"
+            found = f"with {change.what}, {seen.number:,} elements of {change.kept} changed by up to {seen.change:.2g}"
             yield Judgement(experiment, DISAGREES, found, self._first_module(change, unit))
         elif len(verdicts) > 1:
             yield Judgement(experiment, UNDECIDED, "it holds for some of its inputs")

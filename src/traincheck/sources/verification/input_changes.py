@@ -142,7 +142,7 @@ def _is_sequence(tensor: torch.Tensor) -> bool:
         return False
     if tensor.is_floating_point():
         return tensor.dim() == 3
-    return tensor.dim() == 2 and _is_integer(tensor) and int(tensor.min()) >= 0 and not _is_mask(tensor)
+    return bool(tensor.dim() == 2 and _is_integer(tensor) and int(tensor.min()) >= 0 and not _is_mask(tensor))
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:
@@ -192,17 +192,17 @@ def _first_dimensions(form: tuple[int, ...], chosen: torch.Tensor, length: int =
 
 class Comparison(NamedTuple):
     """How much outputs changed: the largest change of an element that must not change, the units of rounding that this
-    is, and how many of them changed. `effect` says whether anything changed, `compared` whether a part has the form."""
+    is, and the `number` of such elements. `effect` says whether anything changed, `compared` whether a part has the form."""
 
     change: float = 0.0
     units: float = 0.0
-    count: int = 0
+    number: int = 0
     effect: bool = False
     compared: bool = False
 
     @property
     def is_equal(self) -> bool:
-        return not self.count
+        return not self.number
 
     @property
     def differs(self) -> bool:
@@ -231,9 +231,7 @@ def compare(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], part:
 
 def _larger(result: Comparison, other: Comparison, effect: bool) -> Comparison:
     worst = other if other.units > result.units else result
-    return worst._replace(
-        count=result.count + other.count, effect=result.effect or effect, compared=True
-    )
+    return worst._replace(number=result.number + other.number, effect=result.effect or effect, compared=True)
 
 
 def _compare_parts(old: torch.Tensor, new: torch.Tensor, scale: float, unit: float) -> Comparison:

@@ -23,7 +23,7 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
-from traincheck.sources.verification.changed_calls import ChangedCall
+from traincheck.sources.verification.changed_calls import ChangedCall, Judgement
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.experiments import DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
@@ -135,7 +135,8 @@ class InputSource:
             self._hooks.close()
         hooks = self._recorder.hooks
         for call in ready:
-            judgements, failed = [], ""
+            judgements: list[Judgement] = []
+            failed = ""
             token = hooks.suspend(methods=True)
             try:
                 judgements += call.judge() if call.call.unchanged else ()

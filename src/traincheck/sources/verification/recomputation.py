@@ -87,7 +87,9 @@ def compare_prints(pairs: Sequence[Pair]) -> Difference:
             largest, count = float(change.max()), int((change > 0).sum())
             unit = torch.finfo(first.dtype).eps if first.dtype.is_floating_point else 0.0
             if largest > ROUNDING * unit * scale:
-                found = f"the backward computed other results than the forward: {count:,} of {change.numel():,} elements "
+                found = (
+                    f"the backward computed other results than the forward: {count:,} of {change.numel():,} elements "
+                )
                 return Difference(DISAGREES, f"{found}differ, by up to {largest:.2g}", first.module)
             undecided = undecided or Difference(UNDECIDED, "results differ by no more than rounding, or are not finite")
     return undecided or Difference(AGREES)
