@@ -141,7 +141,7 @@ def _is_sequence(tensor: torch.Tensor) -> bool:
     if tensor.dim() < 2 or tensor.shape[1] < MIN_LENGTH or not tensor.numel():
         return False
     if tensor.is_floating_point():
-        return tensor.dim() == 3
+        return bool(tensor.dim() == 3)
     return bool(tensor.dim() == 2 and _is_integer(tensor) and int(tensor.min()) >= 0 and not _is_mask(tensor))
 
 
@@ -191,8 +191,9 @@ def _first_dimensions(form: tuple[int, ...], chosen: torch.Tensor, length: int =
 
 
 class Comparison(NamedTuple):
-    """How much outputs changed: the largest change of an element that must not change, the units of rounding that this
-    is, and the `number` of such elements. `effect` says whether anything changed, `compared` whether a part has the form."""
+    """How much outputs changed: the largest change of an element that must not change, also in units of rounding, and
+    the `number` of changed elements. `effect` says whether anything in these outputs changed, and `compared` whether
+    there are outputs with the form."""
 
     change: float = 0.0
     units: float = 0.0
@@ -213,19 +214,17 @@ class Comparison(NamedTuple):
 def compare(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], part: Part, unit: float) -> Comparison:
     """Compare the outputs of two executions. `unit` is the relative rounding error of the model's numbers.
 
-    The outputs have an infinite difference where their forms differ.
+    Outputs whose form changes are not compared.
     """
     result = Comparison()
     with hidden_from_modes():
         for old, new in zip(before, after, strict=False):
             if old.shape != new.shape or old.dtype != new.dtype:
                 continue
-            effect = not _equal(old, new)
             kept, other = part(old), part(new)
-            if kept is None or other is None or not kept.numel():
-                result = result._replace(effect=result.effect or effect)
-                continue
-            result = _larger(result, _compare_parts(kept, other, float(_largest(old)), unit), effect)
+            if kept is not None and other is not None and kept.numel():
+                effect = not _equal(old, new)
+                result = _larger(result, _compare_parts(kept, other, float(_largest(old)), unit), effect)
     return result
 
 
