@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from traincheck.sources.verification import changed_calls
+from traincheck.sources.verification.input_changes import CallInputs
 from traincheck.vocab.experiments import AGREES, DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
 from verified_runs import VerifiedRun, verified
 
@@ -234,6 +237,52 @@ def test_a_call_that_does_not_repeat_is_not_judged(tmp_path: Path) -> None:
             return self.layer(x) + torch.rand(x.shape, generator=Noisy.generator)
 
     assert set(run(tmp_path, Noisy(), features).of(SAMPLES.name)) == {UNDECIDED}
+
+
+def test_a_call_that_fails_with_other_inputs_is_not_judged(tmp_path: Path) -> None:
+    class Sorted(nn.LSTM):
+        """Accepts only samples whose first features ascend."""
+
+        def forward(self, x: torch.Tensor) -> Any:
+            if not torch.equal(x[:, :, 0].sort(1).values, x[:, :, 0]):
+                raise ValueError("not sorted")
+            return super().forward(x)
+
+    def batch() -> tuple[torch.Tensor]:
+        x = torch.randn(5, 9, 6)
+        x[:, :, 0] = torch.arange(45.0).view(5, 9)
+        return (x,)
+
+    result = run(tmp_path, Sorted(6, 8, batch_first=True), batch)
+    assert set(result.of(SAMPLES.name)) == {AGREES}
+    assert set(result.of(LATER_TOKENS.name)) == {UNDECIDED}
+    assert result.first(LATER_TOKENS.name).found.endswith("ValueError: not sorted")
+
+
+def test_a_call_without_a_backward_is_released(tmp_path: Path) -> None:
+    copies: list[weakref.ref[torch.Tensor]] = []
+    left: list[int] = []
+
+    def noting(arguments: Any) -> CallInputs:
+        inputs = CallInputs(arguments)
+        copies.extend(weakref.ref(leaf) for leaf in inputs.leaves)
+        return inputs
+
+    def steps() -> Iterator[None]:
+        teacher, student = nn.Linear(6, 6), nn.Linear(6, 6)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (x,) = features()
+            F.mse_loss(student(x), teacher(x).detach()).backward()
+            optimizer.step()
+            left.append(sum(copy() is not None for copy in copies))
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changed_calls, "CallInputs", noting)
+        verified(tmp_path, steps(), every=100)
+    assert len(copies) == 2 and left == [0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("batch", [tokens, padded_tokens])

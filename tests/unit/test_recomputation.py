@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +141,28 @@ def test_autocast(reentrant: bool, tmp_path: Path) -> None:
             yield
 
     assert set(verified(tmp_path, steps()).of(RECOMPUTATION.name)) == {AGREES}
+
+
+@REENTRANT
+@pytest.mark.parametrize("preserve", [True, False])
+def test_a_backward_in_another_thread(preserve: bool, reentrant: bool, tmp_path: Path) -> None:
+    """Accelerators compute their backward in a thread of their own."""
+
+    def steps() -> Iterator[None]:
+        model = Net(body(), reentrant, preserve)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.randn(32, 8)).square().mean()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+            optimizer.step()
+            yield
+
+    result = verified(tmp_path, steps())
+    assert result.of(RECOMPUTATION.name) == [AGREES if preserve else DISAGREES]
+    assert preserve or result.first(RECOMPUTATION.name).first == "Net.body.3"
 
 
 def test_a_program_without_checkpointing_has_no_verdict(tmp_path: Path) -> None:

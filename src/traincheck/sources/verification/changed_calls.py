@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.distributed.replica_readings import several_ranks
+from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
@@ -81,8 +82,11 @@ class ChangedCall:
                 continue
             if reason:
                 yield Judgement(experiment, UNDECIDED, reason)
-            else:
-                yield from self._judge(experiment, changes, before)
+                continue
+            try:
+                yield from list(self._judge(experiment, changes, before))
+            except CannotReplay as error:
+                yield Judgement(experiment, UNDECIDED, f"the call cannot be executed with other inputs: {error}")
 
     def _changes(self) -> Iterator[tuple[Experiment, list[InputChange]]]:
         inputs = self.inputs

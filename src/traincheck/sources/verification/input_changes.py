@@ -112,7 +112,7 @@ class CallInputs:
 
     def _with(self, changed: dict[int, torch.Tensor]) -> Any:
         leaves = [
-            changed[i].requires_grad_(leaf.requires_grad) if i in changed else leaf
+            changed[i].detach().requires_grad_(leaf.requires_grad) if i in changed else leaf
             for i, leaf in enumerate(self.leaves)
         ]
         return tree_unflatten(leaves, self._spec)

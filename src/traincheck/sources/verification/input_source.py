@@ -59,8 +59,11 @@ class InputSource:
         }
         recorder.on_detach(undo, self._release)
         capture, returned = self._guarded(self._capture), self._guarded(self._returned)
+        release = recorder.guarded(self.name, self._release, always=True)
 
         def begins(module: nn.Module, args: Any) -> None:
+            if self._called and recorder.steps.window_step != self._step:
+                release()
             if self._is_verified(module):
                 capture(module, args)
 

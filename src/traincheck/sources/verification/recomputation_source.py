@@ -7,6 +7,7 @@ calls twice. So it also observes programs that imported `checkpoint` before Trai
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -33,6 +34,14 @@ MAX_PRINTS = 20_000
 Prints = list["Print | None"]
 
 
+class _CallsOfThread(threading.local):
+    """The calls under way in a thread; an accelerator has a thread of its own for its backward."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []  # the innermost last
+        self.collecting: list[Prints] = []  # of reentrant functions, the innermost last
+
+
 class RecomputationSource:
     """See the module. It attaches after the source `modules`."""
 
@@ -42,10 +51,9 @@ class RecomputationSource:
         self._calls = calls
         self._catalog = catalog
         self._steps = VerifiedSteps(every)
-        self._modules: list[nn.Module] = []  # calls under way, the innermost last
+        self._here = _CallsOfThread()
         self._buffers: set[int] = set()  # addresses
         self._frames: weakref.WeakKeyDictionary[Any, Prints] = weakref.WeakKeyDictionary()
-        self._collecting: list[Prints] = []  # of reentrant functions under way, the innermost last
         self._pairs: list[Pair] = []
         self._step = self._count = 0
         self._subject = self._site = ""
@@ -67,7 +75,7 @@ class RecomputationSource:
                 begins(module)
 
         def module_ends(module: nn.Module, args: Any, output: Any) -> None:
-            if self._modules:
+            if self._here.modules:
                 ends(module, output)
 
         self._calls.add_listener(module_begins, module_ends)
@@ -86,7 +94,6 @@ class RecomputationSource:
             recorder.watching
             and self._steps.includes(recorder.steps.window_step)
             and not recorder.hooks.thread.suspended
-            and recorder.hooks.in_one_thread
         )
 
     # -- calls of modules ------------------------------------------------------------------------------------------
@@ -96,23 +103,23 @@ class RecomputationSource:
             if self._step != self._recorder.steps.window_step:
                 self._forget()
                 self._step = self._recorder.steps.window_step
-            self._modules.clear()
+            self._here.modules.clear()
             self._subject = self._catalog.module_name(module)
             self._buffers = {buffer.data_ptr() for buffer in module.buffers()}
-        self._modules.append(module)
+        self._here.modules.append(module)
 
     def _module_ends(self, module: nn.Module, output: Any) -> None:
-        if self._collecting:
-            self._collecting[-1] += [self._print(tensor, module) for tensor in tensors_in(output)]
-        if module in self._modules:
-            while self._modules.pop() is not module:
+        if self._here.collecting:
+            self._here.collecting[-1] += [self._print(tensor, module) for tensor in tensors_in(output)]
+        if module in self._here.modules:
+            while self._here.modules.pop() is not module:
                 pass
 
     def _print(self, tensor: torch.Tensor, module: nn.Module | None = None) -> Print | None:
         if self._count >= MAX_PRINTS or tensor.data_ptr() in self._buffers:
             return None
         self._count += 1
-        return print_of(tensor, module or (self._modules[-1] if self._modules else None))
+        return print_of(tensor, module or (self._here.modules[-1] if self._here.modules else None))
 
     # -- tensors that are saved ------------------------------------------------------------------------------------
 
@@ -164,11 +171,11 @@ class RecomputationSource:
         def begins(*args: Any) -> Prints | None:
             if self._recorder.hooks.thread.suspended:
                 return None
-            self._collecting.append([])
-            return self._collecting[-1]
+            self._here.collecting.append([])
+            return self._here.collecting[-1]
 
         def ends(prints: Prints, result: Any) -> None:
-            while self._collecting and self._collecting.pop() is not prints:
+            while self._here.collecting and self._here.collecting.pop() is not prints:
                 pass
             prints += [self._print(tensor) for tensor in tensors_in(result)]
             if first:
@@ -192,9 +199,9 @@ class RecomputationSource:
         self._reporter.report(self._subject, verdict, found, first=first, site=self._site)
 
     def _forget(self) -> None:
-        self._modules.clear()
+        self._here.modules.clear()
         self._frames.clear()
-        self._collecting.clear()
+        self._here.collecting.clear()
         self._pairs.clear()
         self._count, self._subject, self._site = 0, "", ""
 
