@@ -22,7 +22,7 @@ help:  ## List the targets
 # Two tests run at a time, each with training of its own: one thread for each is fastest.
 demo test test-all test-python: export OMP_NUM_THREADS := 1
 
-demo: $(DEMO_READY)  ## Learn from good examples, then catch four silent errors in others
+demo: $(DEMO_READY)  ## Learn from good examples, then catch five silent errors in others
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
 JOBS ?= 2

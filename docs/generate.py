@@ -20,11 +20,13 @@ from traincheck.diagnoses.diagnosis import Diagnosis
 from traincheck.diagnoses.page import page
 from traincheck.options import OPTIONS, Option
 from traincheck.runtime.observe import Observation
+from traincheck.testing import verify_step
 from traincheck.testing.conformance import check_relation
 from traincheck.testing.readable_traces import from_text, to_text
 from traincheck.vocab.events import STAGES
 from traincheck.vocab.facts import FACTS
 from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Divergence, Finding, RankState, Site
+from traincheck.vocab.verification import VerifiedComputation
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -92,6 +94,14 @@ REPORT_FIELDS: dict[type, dict[str, str]] = {
         "compared": "the last step in which it was compared with other ranks; null if it never was",
         "apart": "the first step in which this rank diverged from others; or null",
         "what": "the kind of divergence: `gradients differ`, `collectives differ`, `batches are the same` ...",
+    },
+    VerifiedComputation: {
+        "experiment": "the experiment, see [Verification](../verification.md); for a step that was executed again, its "
+        "part: `forward`, `backward`, `update`, or `elsewhere` for another rank",
+        "subject": "the model or the optimizer",
+        "agreed": "results in which both ways agreed",
+        "disagreed": "results in which they did not",
+        "reasons": "why the experiment could not decide in some steps or for some parts",
     },
     Divergence: {
         "job": "the job",
@@ -238,6 +248,7 @@ _NOUNS = (
     (Cost, "Cost"),
     (RankState, "A rank"),
     (Divergence, "A divergence of ranks"),
+    (VerifiedComputation, "A verified computation"),
 )
 
 
@@ -268,6 +279,7 @@ def report_json() -> Iterator[str]:
         ("`ranks`", "the state of each rank, by job and rank; empty for a run of one rank"),
         ("`divergences`", "the first divergence of ranks in each job that has one"),
         ("`cost`", "number of watched steps and their cost, see below; null if it was not measured"),
+        ("`verification`", "what `verify` or `--verify-every` verified; empty if no step was verified"),
     )
     for noun, title in _NOUNS:
         yield f"## {title}\n\n" + table(("field", "type", "meaning"), *_fields(noun))
@@ -371,6 +383,7 @@ def python() -> Iterator[str]:
         if not isinstance(thing, str):
             yield from _described(f"traincheck.{name}", thing)
     yield from _described("Observation", Observation, "`observe` and `checked` pass it to the block.")
+    yield from _described("traincheck.testing.verify_step", verify_step)
     for thing in (check_relation, from_text, to_text):
         yield from _described(f"{thing.__module__}.{thing.__name__}", thing)
 

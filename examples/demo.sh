@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The demo: learn what is normal from three good training scripts, then check five scripts that were not learned from.
-# Four of these have a silent error, one is clean. Called by `make demo`; needs `traincheck` on PATH.
+# The demo: learn what is normal from three good training scripts, then check five scripts that were not learned from,
+# and verify the gradients of another. Five of these six have a silent error, one is clean. Called by `make demo`; needs `traincheck` on PATH.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -51,13 +51,18 @@ done
 expect 0 "$runs/logs/$clean.txt" traincheck run --book "$runs/good.jsonl" -o "$runs/$clean" "examples/buggy/$clean.py"
 
 echo
+echo "== 4. Verify a few steps of another script: every update and gradient is computed in a second way, without rules"
+verified=broadcast_backward
+expect 3 "$runs/logs/$verified.txt" traincheck verify --steps 5 -o "$runs/$verified" "examples/buggy/$verified.py"
+
+echo
 echo "== Summary"
-for name in "${buggy[@]}" "$clean"; do
+for name in "${buggy[@]}" "$clean" "$verified"; do
     [[ -e $runs/$name/report.html ]] && printf '  %-24s %s\n' "$name" "$runs/$name/report.html"
 done
 if [[ $wrong -gt 0 ]]; then
-    echo "$wrong of $((${#good[@]} + ${#buggy[@]} + 2)) commands did not end as expected; see above" >&2
+    echo "$wrong of $((${#good[@]} + ${#buggy[@]} + 3)) commands did not end as expected; see above" >&2
     exit 1
 fi
-echo "Four silent errors were found, and the clean script passed. Open a report in a browser; read the book with"
+echo "Five silent errors were found, and the clean script passed. Open a report in a browser; read the book with"
 echo "  .venv/bin/traincheck show $runs/good.jsonl"

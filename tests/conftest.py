@@ -15,6 +15,7 @@ from sample_rules import STEP, make_invariant
 from traincheck.vocab.finding import ENDED, KILLED, Cost, Counts, Divergence, Finding, RankState, Report, Site
 from traincheck.vocab.invariant import Clause, Invariant, Support
 from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.verification import VerifiedComputation
 
 # A shared machine is slow now and then; that is no fault of the code under test.
 settings.register_profile("traincheck", deadline=None, max_examples=60)
@@ -164,7 +165,22 @@ def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
     cost = Cost(
         120, 44, 640.0, {"optimizers": 2.56, "modules": 1.92, "functions": 1.28, "loaders": 0.064}, {"trace": 1.6}
     )
-    return Report((error, notice), counts, unseen, run, ranks=ranks, divergences=(divergence,), cost=cost)
+    verification = (
+        VerifiedComputation("algorithm", "AdamW", 20),
+        VerifiedComputation("derivative", "Net", 18, 2, ("block.attention: it draws random numbers",)),
+        VerifiedComputation("padding", "Net", reasons=("the model takes no mask",)),
+        VerifiedComputation("update", "AdamW", 20),
+    )
+    return Report(
+        (error, notice),
+        counts,
+        unseen,
+        run,
+        ranks=ranks,
+        divergences=(divergence,),
+        cost=cost,
+        verification=verification,
+    )
 
 
 @pytest.fixture

@@ -87,6 +87,8 @@ def test_a_sound_run_is_silent_and_trains_as_without(tmp_path: Path) -> None:
         ("bitflip@forward:0,bit=22,first=15,last=15,chance=0.5,seed=6", ONCE, "forward"),
         ("bitflip@gradient:5.weight,bit=20,first=15,last=15", EACH_TIME, "backward"),
         ("bitflip@optimizer:0.weight,bit=0,first=15,last=15", ONCE, "update"),
+        ("intermittent@forward:0,first=15,last=15,seed=6", ONCE, "forward"),
+        ("intermittent@forward:0,first=15,last=15,seed=5", EACH_TIME, "forward"),
     ],
 )
 def test_a_fault_in_one_step_is_found_in_the_next(tmp_path: Path, fault: str, diagnosis: str, part: str) -> None:

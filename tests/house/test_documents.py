@@ -178,3 +178,11 @@ def test_no_paths_of_one_machine() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             match = ELSEWHERE.search(line)
             assert not match or line.lstrip().startswith("#!"), f"{shown_path(path)}:{number}: {line.strip()}"
+
+
+def test_the_verification_page_lists_every_experiment() -> None:
+    from traincheck.vocab.experiments import EXPERIMENTS
+
+    text = (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE))
+    assert listed == {experiment.name: experiment.sentence for experiment in EXPERIMENTS.values()}

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "inference": GROUND | RULES,
     "checking": GROUND | RULES | {"diagnoses"},
     "sdc": GROUND | {"sources"},
-    "testing": GROUND | RULES | {"inference", "checking", "diagnoses", "sources", "sdc"},
+    "testing": GROUND | RULES | {"inference", "checking", "diagnoses", "reporting", "sources", "sdc"},
     "runtime": GROUND | RULES | {"sources", "inference", "checking", "diagnoses", "reporting", "config", "options"},
     "integrations": GROUND | {"runtime", "reporting", "__init__"},
 }

@@ -91,7 +91,6 @@ def test_a_tape_repeats_the_program(chosen: list[int], seed: int) -> None:
     assert not recording.failed
     computation = recording.tape.computation([recording.source_of(loss)])
     assert torch.equal(computation.execute().roots[0], loss.detach())
-    shift = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
-    double = computation.execute((), torch.float64, shifts=[(weight, shift)], differentiable=True).roots[0]
-    (exact,) = torch.autograd.grad(double, shift)
-    assert torch.allclose(grad.double(), exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max()))
+    shift = torch.zeros(4, 4, requires_grad=True)
+    (derivative,) = torch.autograd.grad(computation.execute(shifts=[(weight, shift)], differentiable=True).roots, shift)
+    assert torch.allclose(grad, derivative, rtol=1e-3, atol=1e-4 * float(derivative.abs().max()))

@@ -145,3 +145,16 @@ def test_registering_returns_the_function_and_is_inert_unobserved() -> None:
     assert traincheck.on_violation(function) is function
     assert callbacks._on_violation.count(function) == 1
     assert traincheck.before_stop(print) is print
+
+
+def test_a_program_ends_before_each_update_after_the_last_step() -> None:
+    step = 3
+    before = BeforeUpdate(lambda: step, lambda: None, lambda: None, last_step=4)
+    before()
+    step = 4
+    before()
+    step = 5
+    for _ in range(2):
+        with pytest.raises(SystemExit) as end:
+            before()
+        assert end.value.code == 0 and not isinstance(end.value, Exception)

@@ -136,6 +136,14 @@ def gradient_penalty() -> torch.Tensor:
     return (slope.norm(2, 1) - 1).square().mean()
 
 
+def changed_without_gradients() -> torch.Tensor:
+    hidden = FIRST(X)
+    hidden.data.mul_(2)
+    with torch.no_grad():
+        hidden.clamp_(-0.5)
+    return hidden.square().sum()
+
+
 def edited_parameter() -> torch.Tensor:
     first = LAST(FIRST(X)).mean()
     with torch.no_grad():
@@ -161,12 +169,15 @@ def edited_parameter() -> torch.Tensor:
         lambda: (FIRST(X) * torch.bernoulli(FIRST(X).sigmoid())).sum(),
         lambda: F.binary_cross_entropy_with_logits(LAST(X), torch.ones(8, 1), pos_weight=torch.tensor(2.0)),
         lambda: LAST(X).mean() * FIRST(X).detach().sum() + FIRST(X).mean().item() * LAST(X).sum(),
+        lambda: F.cosine_similarity(FIRST(X), X).sum(),
+        changed_without_gradients,
         gradient_penalty,
         edited_parameter,
     ],
     ids=[
         "mlp", "in-place", "function", "dirty", "inner-graph", "straight-through", "reentrant", "checkpoint",
-        "native-dropout", "gumbel", "rsample", "bernoulli", "loss", "detach", "second-order", "edited-parameter",
+        "native-dropout", "gumbel", "rsample", "bernoulli", "loss", "detach", "cosine", "changed", "second-order",
+        "edited-parameter",
     ],
 )  # fmt: skip
 def test_gradients_are_derivatives_of_the_tape(loss: Loss) -> None:
@@ -262,10 +273,10 @@ def test_a_constant_that_changed_unseen_cannot_be_executed() -> None:
     assert "changed since" in reason(lambda: (FIRST(X) * constant).sum(), lambda: constant.add_(1))
 
 
-def test_a_result_changed_without_gradients_cannot_be_used() -> None:
+def test_a_part_of_a_result_changed_without_gradients_cannot_be_used() -> None:
     def loss() -> torch.Tensor:
         hidden = FIRST(X)
-        hidden.data.mul_(2)
+        hidden.data[0].mul_(2)
         return hidden.sum()
 
     assert "without gradients" in reason(loss)

@@ -8,7 +8,15 @@ from pathlib import Path
 from traincheck.checking.engine import Engine, Outcome
 from traincheck.checking.rank_comparison import compare_recorded
 from traincheck.checking.rank_states import recorded_ranks
-from traincheck.checking.results import CheckResult, combine, cost_of, recorded_demand, run_facts, unobserved
+from traincheck.checking.results import (
+    CheckResult,
+    combine,
+    cost_of,
+    recorded_demand,
+    run_facts,
+    unobserved,
+    verification_of,
+)
 from traincheck.errors import RunFolderEmpty
 from traincheck.invariants.book import Book
 from traincheck.invariants.selection import deployable
@@ -59,6 +67,7 @@ def check_folder_against(folder: Path, books: Sequence[Book], progress: Progress
             comparisons=of_ranks,
             ranks=ranks,
             cost=cost_of(notes),
+            verification=verification_of(notes),
         )
         for book, rules, of_book, of_ranks in zip(books, deployed, outcomes, comparisons, strict=True)
     ]

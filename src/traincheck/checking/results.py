@@ -26,6 +26,7 @@ from traincheck.checking.outcome_files import (
 )
 from traincheck.checking.rank_engine import RankComparison
 from traincheck.checking.rank_states import divergences, recorded_ranks, with_comparisons
+from traincheck.checking.verification_tally import merged
 from traincheck.errors import InputError, TrainCheckError
 from traincheck.invariants import builtin_rules
 from traincheck.invariants.book import Book, read_book
@@ -49,6 +50,7 @@ from traincheck.vocab.finding import (
     Violation,
 )
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant
+from traincheck.vocab.verification import VerifiedComputation
 
 INSIDE, REPLAYS = "compiled", "replays"
 """Notes that begin with these concern only some rules. A compiled region reports its calls as a whole and nothing
@@ -91,11 +93,13 @@ def combine(
     comparisons: Sequence[RankComparison] = (),
     ranks: Sequence[RankState] = (),
     cost: Cost | None = None,
+    verification: tuple[VerifiedComputation, ...] = (),
 ) -> CheckResult:
     """The result from the outcomes of processes and the comparisons of ranks.
 
     `rules` are the rules of `book` that were deployed on this program; `unobserved` maps the id of a rule that could
-    not be judged to the reason. `ranks` holds the state of each rank of a job, `cost` the overhead of watching.
+    not be judged to the reason. `ranks` holds the state of each rank of a job, `cost` the overhead of watching,
+    `verification` the results of experiments.
     """
     outcomes = [*outcomes, *(comparison.outcome for comparison in comparisons)]
     findings = findings_of(outcomes)
@@ -120,6 +124,7 @@ def combine(
         ranks=with_comparisons(ranks, comparisons),
         divergences=divergences(comparisons),
         cost=cost,
+        verification=verification,
     )
     return CheckResult(report, verdicts, tuple(outcomes))
 
@@ -187,6 +192,7 @@ def combine_live(
         comparisons=[*comparisons, *(comparison.comparison for comparison in saved)],
         ranks=recorded_ranks(run, notes) if ranks is None else ranks,
         cost=cost_of(notes),
+        verification=verification_of(notes),
     )
 
 
@@ -266,6 +272,11 @@ def cost_of(notes: Sequence[ProcessNote]) -> Cost | None:
         background.update(note.background)
     seconds = sum(note.seconds for note in trained)
     return Cost(longest.steps, longest.watched, seconds, dict(sources), dict(background))
+
+
+def verification_of(notes: Sequence[ProcessNote]) -> tuple[VerifiedComputation, ...]:
+    """The results of experiments in all processes. Ranks with a model of the same name share a row."""
+    return merged(row for note in notes for row in note.verified)
 
 
 def run_facts(run: RunFolder, notes: Sequence[ProcessNote]) -> Mapping[str, object]:

@@ -115,6 +115,10 @@ ReasonRequested = Annotated[
     flag("reason", "Reason, with mute and stop; the report shows it."),
 ]
 Unmute = Annotated[bool, flag("unmute")]
+StepsToVerify = Annotated[
+    Optional[int],  # noqa: UP045
+    flag("steps", "Training steps to verify. The program then ends as after sys.exit(0). (default: 20)"),
+]
 FailOnChange = Annotated[bool, flag("fail_on_change")]
 JsonLines = Annotated[bool, flag("json", "Print JSON: one object for each finding and each status.")]
 AsJson = Annotated[bool, flag("json")]

@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "collect": ("traincheck.cli.commands.collect", "Record a run of a program in full."),
     "infer": ("traincheck.cli.commands.infer", "Learn a book of rules from good runs."),
     "run": ("traincheck.cli.commands.run", "Run a program and check it while it trains."),
+    "verify": ("traincheck.cli.commands.verify", "Verify some steps of a program, before a long run."),
     "watch": ("traincheck.cli.commands.watch", "Watch a run from another terminal or host."),
     "check": ("traincheck.cli.commands.check", "Check recorded runs; PyTorch is not needed."),
     "report": ("traincheck.cli.commands.report", "Show the reports of runs again, on the terminal and as a page."),
@@ -63,7 +64,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 A module has a `command` and an `EPILOG`, or an `app` of several commands. The line is the first sentence of the
 command's own help; it stands here so that `traincheck --help` imports no command.
 """
-PROGRAM_FOLLOWS = {"collect", "run"}
+PROGRAM_FOLLOWS = {"collect", "run", "verify"}
 """Commands that start the user's program."""
 
 COMPLETION_VARIABLE = "_TRAINCHECK_COMPLETE"

@@ -38,10 +38,14 @@ def record(
     book: Book | None,
     environ: Mapping[str, str],
     during: Callable[[RunFolder], AbstractContextManager[object]] = nullcontext,
+    *,
+    last_step: int = 0,
+    output_to_stderr: bool = False,
 ) -> Recording:
     """Run `target` to its end, checked against `book`, or recorded in full without a book.
 
-    The context that `during` makes for the run folder is open while the program runs.
+    The context that `during` makes for the run folder is open while the program runs. The program ends after
+    `last_step` if that is not 0, and with `output_to_stderr` leaves stdout to this command.
 
     Raises UsageError, RunFolderError or OutputError before the program starts, and no TrainCheckError afterwards.
     """
@@ -50,9 +54,9 @@ def record(
     from traincheck.trace.folder import RunFolder
 
     target.check(environ)
-    folder, settings = begin(target, config, path, book)
+    folder, settings = begin(target, config, path, book, last_step)
     manifest = folder.manifest
-    status = launch(target, settings, environ, lambda: during(folder))
+    status = launch(target, settings, environ, lambda: during(folder), output_to_stderr=output_to_stderr)
     try:
         if deleted := not folder.path.exists():  # by somebody else
             folder = RunFolder.create(folder.path, manifest)

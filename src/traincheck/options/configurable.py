@@ -102,7 +102,7 @@ CONFIGURABLE = (
     Option(
         "verify_every",
         ("--verify-every",),
-        "Verify 1 of K steps: execute parts of it again and compare, to find wrong numbers; 0 for none.",
+        "Verify 1 of K steps: compute updates, gradients and outputs in a second way, and compare; 0 for none.",
         "count",
         "K",
         default="0",

@@ -20,13 +20,6 @@ CORRUPTION = (
         default="torch",
         choices=("torch", "xla"),
     ),
-    Option(
-        "steps",
-        ("--steps",),
-        "Training steps to execute. (default: 3, for each level of a study 10)",
-        "number",
-        "N",
-    ),
     Option("seed", ("--seed",), "Seed of the model, the data and all other random numbers.", "count", "N", default="0"),
     Option("device", ("--device",), "Device to compute on, such as cpu, cuda or cuda:1.", metavar="DEVICE"),
     Option("threads", ("--threads",), "CPU threads to use.", "number", "N", default=1),

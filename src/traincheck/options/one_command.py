@@ -71,6 +71,13 @@ ONE_COMMAND = (
         "SECONDS",
         default="10",
     ),
+    Option(
+        "steps",
+        ("--steps",),
+        "Training steps to execute. (default: 20 for verify, 3 for sdc, 10 for each level of a study)",
+        "number",
+        "N",
+    ),
     Option("unmute", ("--unmute",), "Check these rules again.", "switch", default=False),
     Option(
         "fail_on_change",

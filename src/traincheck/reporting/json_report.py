@@ -11,6 +11,7 @@ from traincheck.files import PathLike, read_bounded, write_whole
 from traincheck.reporting.base import Document
 from traincheck.terminal_text import json_text
 from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Divergence, Finding, RankState, Report
+from traincheck.vocab.verification import VerifiedComputation
 
 
 class _Document(msgspec.Struct):
@@ -25,6 +26,7 @@ class _Document(msgspec.Struct):
     ranks: tuple[RankState, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     cost: Cost | None = None
+    verification: tuple[VerifiedComputation, ...] = ()
 
 
 class _Version(msgspec.Struct):
@@ -62,6 +64,7 @@ def json_of(report: Report) -> str:
         ranks=report.ranks,
         divergences=report.divergences,
         cost=report.cost,
+        verification=report.verification,
     )
     return json_text(msgspec.json.format(msgspec.json.encode(jsonable(document)), indent=2).decode()) + "\n"
 
@@ -116,6 +119,7 @@ def read_json(path: PathLike) -> Report:
         ranks,
         divergences,
         document.cost,
+        document.verification,
     )
     if report.verdict != document.verdict:
         raise ReportUnreadable(

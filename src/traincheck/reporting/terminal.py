@@ -17,9 +17,11 @@ from rich.text import Text
 from traincheck.files import PathLike
 from traincheck.reporting import phrases
 from traincheck.reporting.rank_rows import job_names, rank_rows
+from traincheck.reporting.verification_table import HEAD, VerificationRow, verification_rows, without_occasion
 from traincheck.version import __version__
 from traincheck.vocab.finding import Divergence, Finding, Report, Site
 from traincheck.vocab.invariant import ERROR
+from traincheck.vocab.verification import NOT_TRUE_HERE, UNDECIDED, WRONG
 
 WIDEST = 120
 """Maximum line width, because longer lines are hard to read."""
@@ -32,6 +34,7 @@ ROWS, REASONS, NAMES = 25, 6, 3
 
 _LABEL, _WHERE, _NUMBERS, _SPANS = 12, 30, 12, 24
 _STYLES = {ERROR: "bold red", "notice": "bold yellow"}
+_VERIFIED_STYLES = {WRONG: "bold red", NOT_TRUE_HERE: "yellow", UNDECIDED: "yellow"}
 
 
 class TerminalSink:
@@ -63,11 +66,9 @@ class TerminalSink:
         width = self._width()
         self._console.print()
         self._print(_verdict(report))
-        if report.findings:
-            self._console.print()
-            self._console.print(_findings_table(report.findings), width=width)
-            if len(report.findings) > ROWS:
-                self._print(Text(f"  and {len(report.findings) - ROWS:,} more findings in the reports", "dim"))
+        self._show_findings(report, width)
+        if report.verification:
+            self._show_verification(report, width)
         if report.ranks:
             self._console.print()
             self._console.print(Padding(_ranks_table(report), (0, 0, 0, 2)), width=width)
@@ -75,6 +76,29 @@ class TerminalSink:
                 self._print(_divergence_text(divergence, report, width))
         self._console.print()
         self._print(_facts(report, self._reports, width))
+
+    def close_verification(self, report: Report) -> None:
+        """Print the findings, the table of verified computations, unobserved parts, and the paths of the reports."""
+        width = self._width()
+        self._show_findings(report, width)
+        self._show_verification(report, width)
+        self._console.print()
+        self._print(Text("\n").join(_lines([*_unobserved(report, width), *_files(self._reports)])))
+
+    def _show_findings(self, report: Report, width: int) -> None:
+        if report.findings:
+            self._console.print()
+            self._console.print(_findings_table(report.findings), width=width)
+            if len(report.findings) > ROWS:
+                self._print(Text(f"  and {len(report.findings) - ROWS:,} more findings in the reports", "dim"))
+
+    def _show_verification(self, report: Report, width: int) -> None:
+        rows = report.verification
+        self._console.print()
+        if rows:
+            self._console.print(Padding(_verification_table(verification_rows(rows)), (0, 0, 0, 2)), width=width)
+        unused = ", ".join(without_occasion(rows))
+        self._print(Text("\n").join(_lines([("no occasion", _wrapped(unused, width))])))
 
     def _width(self) -> int:
         return min(self._console.width, WIDEST)
@@ -190,6 +214,20 @@ def _ranks_table(report: Report) -> Table:
     return table
 
 
+def _verification_table(rows: Sequence[VerificationRow]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in HEAD:
+        is_count = name == HEAD[2]
+        table.add_column(name, justify="right" if is_count else "left", no_wrap=is_count, overflow="fold")
+    for row in rows[:ROWS]:
+        cells = [Text(phrases.plain(cell)) for cell in row[:4]]
+        cells[3].stylize(_VERIFIED_STYLES.get(row.kind, ""), 0, len(row.kind))
+        table.add_row(*cells)
+    if len(rows) > ROWS:
+        table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
+    return table
+
+
 def _divergence_text(divergence: Divergence, report: Report, width: int) -> Text:
     jobs = job_names(report.ranks)
     of_job = f"job {jobs[divergence.job]}: " if divergence.job in jobs else ""
@@ -206,6 +244,11 @@ def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
     rows.append(("recorded", _wrapped(phrases.recorded(report), width)))
     if report.cost is not None:
         rows.append(("cost", _wrapped(phrases.cost(report.cost), width)))
+    return Text("\n").join(_lines([*rows, *_unobserved(report, width), *_files(reports)]))
+
+
+def _unobserved(report: Report, width: int) -> list[tuple[str, Text]]:
+    rows = []
     reasons = Counter(report.not_observed).most_common()
     label = "not observed"
     for reason, times in reasons[:REASONS]:
@@ -213,6 +256,8 @@ def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
         label = ""
     if len(reasons) > REASONS:
         rows.append(("", _wrapped(f"and {len(reasons) - REASONS:,} more reasons", width)))
-    for index, path in enumerate(reports):
-        rows.append(("reports" if index == 0 else "", Text(phrases.plain(str(path)))))
-    return Text("\n").join(_lines(rows))
+    return rows
+
+
+def _files(reports: Sequence[PathLike]) -> list[tuple[str, Text]]:
+    return [("" if index else "reports", Text(phrases.plain(str(path)))) for index, path in enumerate(reports)]

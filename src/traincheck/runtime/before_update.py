@@ -12,21 +12,35 @@ from traincheck.trace.run_notes import StopRequest
 from traincheck.vocab.finding import Finding
 
 
+class LastStepMade(SystemExit):
+    """Ends the program as `sys.exit(0)` does: `finally` blocks run, launchers see success, nothing is printed."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
 class BeforeUpdate:
     """Called before each update. If requested, it writes a snapshot, calls the program's callbacks, and stops the
     training.
 
-    Only this class raises into the program, and it raises only StopTraining. `step` returns the current step, and
-    `callback` names a function that receives findings. `on_stop` is called before the training stops.
+    Only this class raises into the program, and it raises only StopTraining, and LastStepMade after `last_step` (0 for
+    none). `step` returns the current step, and `callback` names a function that receives findings. `on_stop` is called
+    before the training stops.
     """
 
     def __init__(
-        self, step: Callable[[], int], snapshot: Callable[[], None], on_stop: Callable[[], None], callback: str = ""
+        self,
+        step: Callable[[], int],
+        snapshot: Callable[[], None],
+        on_stop: Callable[[], None],
+        callback: str = "",
+        last_step: int = 0,
     ) -> None:
         self._step = step
         self._snapshot = snapshot
         self._on_stop = on_stop
         self._callback = callback
+        self._last_step = last_step
         self._named: Callable[..., Any] | None = None
         self._findings: deque[Finding] = deque()
         self._snapshot_requested = False
@@ -51,7 +65,9 @@ class BeforeUpdate:
             self._is_pending = True
 
     def __call__(self) -> None:
-        """Do the requested work. Raises StopTraining."""
+        """Do the requested work. Raises StopTraining or LastStepMade."""
+        if self._last_step and self._step() > self._last_step:
+            raise LastStepMade  # again before each later update of a program that catches it
         if not self._is_pending:
             return
         self._is_pending = False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from traincheck.background_threads import background, others
 from traincheck.checking.engine import demand_of
 from traincheck.checking.live import LiveChecker
+from traincheck.checking.verification_tally import VerificationTally
 from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
@@ -74,6 +75,7 @@ class Session:
         self._state = State()
         self._control_follower: ControlFollower | None = None
         self._snapshot_due = settings.snapshot
+        self._verified = VerificationTally()
         self.sampling = Sampling(settings.sample_every, settings.budget, settings.warm_up)
         self._undo = ExitStack()
         self._lock, self._noting = threading.Lock(), threading.Lock()
@@ -107,6 +109,8 @@ class Session:
             stages.insert(0, ("checking", self._checker.feed))  # first, as findings select the windows to record
             self._publisher = publisher = self._rank_publisher(rules, published_bytes)
             stages.append(("ranks", lambda window: publisher.feed(window, self._rank_info)))
+        if self.settings.verify_every:
+            stages.append(("verification", self._verified.feed))
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=self._window_recorder.at_rest)
         stages.append(("heartbeat", heartbeat.feed))
@@ -126,6 +130,7 @@ class Session:
             snapshot=self._snapshot,
             on_stop=self._record_stop,
             callback=self.settings.callback if self.settings.on_violation == "callback" else "",
+            last_step=self.settings.last_step,
         )
         built = build_all(
             self.recorder,
@@ -400,6 +405,7 @@ class Session:
             **self.recorder.meter.hashing(),
             sent=self._publisher.sent if self._publisher is not None else {},
             full=tuple(self._state.full),
+            verified=self._verified.rows,
             ended=ended,
         )
 

@@ -120,6 +120,9 @@ class _Growing(frozenset[str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, frozenset)
 
+    def __ne__(self, other: object) -> bool:  # a frozenset has its own, which does not call __eq__
+        return not self == other
+
     __hash__ = frozenset.__hash__
 
 

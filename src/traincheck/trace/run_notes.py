@@ -14,6 +14,7 @@ from traincheck.addresses import contents
 from traincheck.errors import TraceOutOfReach, TraceTooNew, TraceUnreadable
 from traincheck.trace.format import FORMAT
 from traincheck.version import __version__
+from traincheck.vocab.verification import VerifiedComputation
 
 LARGEST_JOB = 1 << 18
 """Maximum number of ranks: several times that of the largest machines. An untrusted note may claim any number."""
@@ -69,6 +70,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     * Job: `job` distinguishes the processes that train together from other jobs, or from other attempts of an elastic
       job. It is empty if no launcher named it. `exchange` means that the ranks send each other their digests, because
       some of them do not have this run folder.
+    * Verification: `verified` counts the results of experiments on live steps, by experiment and subject.
     * `ended` is False for a process that is running or was killed.
     """
 
@@ -97,6 +99,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     hashing: Seconds = 0.0
     sent: dict[str, Count] = {}
     full: tuple[tuple[Count, Count], ...] = ()
+    verified: tuple[VerifiedComputation, ...] = ()
     ended: bool = False
 
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from traincheck.vocab.invariant import ERROR, Invariant
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
+from traincheck.vocab.verification import VerifiedComputation
 
 REPORT_VERSION = 1
 """Version of the JSON report. 1: verdict, findings, counts, not_observed, run, cost (2026); since then added to it,
-which needs no new version: ranks and divergences, the ranks of a finding, its diagnosis, and cost as it is now."""
+which needs no new version: ranks and divergences, the ranks of a finding, its diagnosis, cost as it is now, and
+verification."""
 
 UNEXPLAINED = "differs-from-good-runs"
 """The diagnosis of a rule that no other diagnosis explains."""
@@ -185,7 +187,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a check. The leading finding comes first. Only jobs of several ranks have `ranks`."""
+    """The result of a check. The leading finding comes first. Only jobs of several ranks have `ranks`, and only runs
+    with verified steps have `verification`."""
 
     findings: tuple[Finding, ...]
     counts: Counts
@@ -195,6 +198,7 @@ class Report:
     ranks: tuple[RankState, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     cost: Cost | None = None
+    verification: tuple[VerifiedComputation, ...] = ()
 
     @property
     def untrained(self) -> str:

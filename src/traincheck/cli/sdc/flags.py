@@ -10,7 +10,10 @@ from traincheck.errors import BadOption
 
 Workload = Annotated[Optional[str], flag("workload")]  # noqa: UP045
 Framework = Annotated[str, flag("framework")]
-Steps = Annotated[Optional[int], flag("steps")]  # noqa: UP045
+Steps = Annotated[
+    Optional[int],  # noqa: UP045
+    flag("steps", "Training steps to execute. (default: 3, for each level of a study 10)"),
+]
 Seed = Annotated[int, flag("seed")]
 Device = Annotated[Optional[str], flag("device")]  # noqa: UP045
 Threads = Annotated[int, flag("threads")]

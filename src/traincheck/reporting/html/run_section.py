@@ -13,6 +13,7 @@ from traincheck.reporting.base import Judged
 from traincheck.reporting.html.charts import Bar, cost_bars
 from traincheck.reporting.html.timeline import Timeline, timeline
 from traincheck.reporting.rank_rows import RankRow, job_names, rank_rows
+from traincheck.reporting.verification_table import VerificationRow, verification_rows
 from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Counts, Finding, Report
 from traincheck.vocab.finding_details import FindingDetails
 from traincheck.vocab.invariant import Invariant
@@ -65,6 +66,7 @@ class Part:
     ranks: tuple[RankRow, ...]
     jobs: Mapping[str, str]
     bars: tuple[Bar, ...]
+    verification: tuple[VerificationRow, ...]
     not_observed: tuple[tuple[str, int], ...]
     run: tuple[tuple[str, list[str]], ...]
 
@@ -92,6 +94,7 @@ def part(run: PageRun, prefix: str = "") -> Part:
         ranks=rank_rows(report.ranks),
         jobs=job_names(report.ranks),
         bars=cost_bars(report.cost),
+        verification=verification_rows(report.verification),
         not_observed=tuple(Counter(report.not_observed).most_common()),
         run=tuple((name.replace("_", " "), in_lines(name, value)) for name, value in facts),
     )

@@ -110,12 +110,15 @@ def launch(
     settings: Settings,
     environ: Mapping[str, str],
     during_run: Callable[[], AbstractContextManager[object]] = nullcontext,
+    *,
+    output_to_stderr: bool = False,
 ) -> ExitStatus:
     """Run `target` to its end with the environment `environ`. Its Python processes are observed according to
     `settings`.
 
     TrainCheck calls `during_run` after the start, and keeps its context open while the program runs. If `during_run`
-    fails, TrainCheck logs a warning and the program continues, see Note [While the program starts].
+    fails, TrainCheck logs a warning and the program continues, see Note [While the program starts]. With
+    `output_to_stderr`, the program writes to stderr also what is meant for stdout.
 
     TrainCheck writes the settings into the run folder, which must exist. Raises UsageError if there is no program to
     run, and OutputError if the settings cannot be written.
@@ -125,7 +128,8 @@ def launch(
     started = time.monotonic()
     with ExitStack() as while_running:
         with Relay() as relay:
-            child = _start(target, child_processes.environment(environ, settings.file.absolute()))
+            output = sys.stderr.fileno() if output_to_stderr else None
+            child = _start(target, child_processes.environment(environ, settings.file.absolute()), output)
             relay.to(child)
             try:
                 while_running.enter_context(during_run())
@@ -136,11 +140,11 @@ def launch(
     return ExitStatus(code if code >= 0 else 128 - code, max(0, -code), seconds)
 
 
-def _start(target: Target, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(target: Target, environ: Mapping[str, str], output: int | None) -> subprocess.Popen[bytes]:
     argv = target.argv(sys.executable)
     try:
         # The child inherits descriptors that are meant for it (such as a job server's pipe): close_fds=False.
-        return subprocess.Popen(argv, env=dict(environ), close_fds=False)
+        return subprocess.Popen(argv, env=dict(environ), stdout=output, close_fds=False)
     except FileNotFoundError as error:
         raise CommandNotFound(argv[0]) from error
     except OSError as error:

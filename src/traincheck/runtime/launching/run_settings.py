@@ -24,9 +24,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     `records_settings` observes the program's settings even without a rule about them.
 
     `keep_recording` is the limit in bytes for a process, 0 for no limit. One step in `verify_every` is verified
-    (sources/replay/replays.py), 0 for none. `budget` (a share from 0 to 1, 0 for no limit), `sample_every` and
-    `warm_up` are those of `Sampling`. `installed_sources` makes a process search installed packages for sources. You
-    may add fields: an older process ignores them.
+    (sources/verification/), 0 for none. A process ends before the update after `last_step`; with 0 it ends by itself.
+    `budget` (a share from 0 to 1, 0 for no limit), `sample_every` and `warm_up` are those of `Sampling`.
+    `installed_sources` makes a process search installed packages for sources. You may add fields: an older process
+    ignores them.
     """
 
     run_folder: str
@@ -43,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     warm_up: int = 20
     budget: float = 0.0
     verify_every: int = 0
+    last_step: int = 0
     fail_on: Literal["error", "notice", "never"] = "error"
     project: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()

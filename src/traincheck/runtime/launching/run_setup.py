@@ -24,11 +24,13 @@ from traincheck.trace.run_notes import Manifest
 from traincheck.vocab.program import ProgramIdentity
 
 
-def begin(target: Target, config: Config, path: Path | None, book: Book | None) -> tuple[RunFolder, Settings]:
+def begin(
+    target: Target, config: Config, path: Path | None, book: Book | None, last_step: int = 0
+) -> tuple[RunFolder, Settings]:
     """Create a run folder, at `path` or in the folder of runs, and return it with the settings of the run.
 
-    The run is checked against `book`, or recorded in full without a book. Raises RunFolderError or OutputError, and
-    PluginError for a package with an unusable source.
+    The run is checked against `book`, or recorded in full without a book. It ends after `last_step`, unless that is 0.
+    Raises RunFolderError or OutputError, and PluginError for a package with an unusable source.
     """
     plugins.check(plugins.SOURCE_GROUP)
     mode: Literal["collect", "run"] = "run" if book is not None else "collect"
@@ -40,7 +42,8 @@ def begin(target: Target, config: Config, path: Path | None, book: Book | None) 
     run_settings = settings(target, config, folder.path.absolute(), mode, books)
     learned = book is not None and any(rule.support.runs for rule in book.invariants)
     # You may accept this run as a good one later, and then its settings must be recorded.
-    return folder, msgspec.structs.replace(run_settings, records_settings=learned and not config.books)
+    records_settings = learned and not config.books
+    return folder, msgspec.structs.replace(run_settings, records_settings=records_settings, last_step=last_step)
 
 
 def default_folder(runs: str, target: Target, now: time.struct_time | None = None) -> Path:

@@ -87,6 +87,7 @@ class GlobalHooks:
         self._removed_methods: list[Patch] = []
         self.mode: Any = None
         self.patches: list[list[Patch]] = []
+        self.on_suspend: list[Callable[[], object]] = []  # called before hooks are suspended; must not raise
 
     def add(self, undo: ExitStack, handle: Any, hook: Hook) -> RegisteredHook:
         """Manage a hook that was just registered, and remove it when `undo` is closed.
@@ -131,6 +132,11 @@ class GlobalHooks:
         """Whether all global module hooks are TrainCheck's."""
         own = {registered.handle.id for registered in self._hooks}
         return all(key in own for name in _OF_CALLS for key in getattr(modules, name, ()))
+
+    def are_only_step_hooks(self) -> bool:
+        """Whether all global hooks of optimizers are TrainCheck's."""
+        own = {registered.handle.id for registered in self._hooks}
+        return all(key in own for name in (BEFORE_STEP, AFTER_STEP) for key in getattr(optimizers, name, ()))
 
     def forget_patches(self) -> None:
         """Forget the patches of all sources, which are detached now."""
@@ -199,6 +205,8 @@ class GlobalHooks:
         Pass the result to `resume`. Where several threads train or evaluate, hooks and patches stay: other threads
         would lose them in the middle of a call.
         """
+        for suspends in self.on_suspend:
+            suspends()
         if self._removed_hooks is None and self.in_one_thread:
             self._removed_hooks = self._take_hooks()
             for function in self._patched_functions():

@@ -110,7 +110,7 @@ def without_hooks(modules: Sequence[nn.Module], parameters: Iterable[torch.Tenso
     try:
         for table, entries in before:
             for key, hook in entries.items():
-                if not _is_torch_hook(hook):
+                if not is_torch_hook(hook):
                     del table[key]
         yield
     finally:
@@ -143,10 +143,11 @@ def _swap_modes(old: Sequence[Any], new: Sequence[Any]) -> None:
 
 def has_only_torch_hooks(parameter: torch.Tensor) -> bool:
     """Return whether no hook of the program changes the gradient of a parameter."""
-    return all(map(_is_torch_hook, (parameter._backward_hooks or {}).values()))
+    return all(map(is_torch_hook, (parameter._backward_hooks or {}).values()))
 
 
-def _is_torch_hook(hook: Any) -> bool:
+def is_torch_hook(hook: Any) -> bool:
+    """Return whether a hook belongs to torch, and so to the computation."""
     function = getattr(hook, "func", hook)  # of a partial
     home = getattr(function, "__module__", None) or type(function).__module__
     return f"{home}.".startswith(_OURS)

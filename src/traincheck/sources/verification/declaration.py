@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from traincheck.vocab.experiments import (
     ACCUMULATION,
+    ALGORITHM,
+    DERIVATIVE,
     KIND,
     LATER_TOKENS,
     PADDING,
     PADDING_LOSS,
     RECOMPUTATION,
+    ROUND_TRIP,
     SAMPLES,
     Experiment,
 )
@@ -16,7 +19,7 @@ from traincheck.vocab.source_declaration import SourceDeclaration
 
 
 def _declare(source: str, observes: str, *experiments: Experiment) -> SourceDeclaration:
-    sentences = ", and ".join(experiment.sentence for experiment in experiments)
+    sentences = ", and that ".join(experiment.sentence for experiment in experiments)
     return SourceDeclaration(
         name=source,
         observes=f"{observes}, with --verify-every",
@@ -27,6 +30,11 @@ def _declare(source: str, observes: str, *experiments: Experiment) -> SourceDecl
     )
 
 
+UPDATES = _declare("updates", "updates that are compared with the documented algorithm of the optimizer", ALGORITHM)
+DERIVATIVES = _declare(
+    "derivatives", "gradients that are compared with the derivative of the recorded computation", DERIVATIVE
+)
+ROUND_TRIPS = _declare("round_trip", "checkpoints that are loaded and compared with the live model", ROUND_TRIP)
 INPUTS = _declare(
     "inputs",
     "calls of models that are executed again with changed inputs",

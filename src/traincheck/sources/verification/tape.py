@@ -3,8 +3,8 @@
 Note [What is on the tape]
 The tape holds what autograd differentiates. A tensor is a constant if it requires no gradient when an operation takes
 it, wherever it came from: `detach`, `.data`, `no_grad`, `.item()`, a batch, or a random operation. Operations on
-constants are not recorded. A leaf that requires a gradient is an argument of the function. All other tensors are results
-of earlier entries. Inside a custom `autograd.Function` no result requires a gradient, because its author writes the
+constants are not recorded. A leaf that requires a gradient is an argument of the function. Other tensors are results of
+earlier entries. Inside a custom `autograd.Function` no result requires a gradient, because its author writes the
 derivative. A result there depends on everything that it was computed from. tape_recording.py records.
 
 Note [Versions of memory]
@@ -12,7 +12,8 @@ Operations in place are executed in place, on results that alias each other as t
 are held by reference. Before the program writes to their memory, the recording copies them. What changes them unseen
 also changes their version, and then the tape cannot be executed. A constant into which the program writes a result
 becomes part of the function: the tape holds a copy of its memory from before, and views of that memory are views of the
-copy. A result that the program changes without gradients (`.data`) cannot be used any more.
+copy. Where the program changes a result without gradients (`.data`, or a clamp under `no_grad`), autograd ignores the
+change. The tape adds the difference, a constant.
 
 Note [What is held]
 References to leaves and to constants, which are mostly those that autograd saves as well. No result of an operation is
@@ -114,10 +115,19 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class CustomFunction:
-    """A call of a custom `autograd.Function`: its class, and the line of the program that applied it."""
+    """A call of a custom `autograd.Function`: its class, and the line of the program that applied it.
+
+    `inputs` are the sources of its tensors, in their order; None for one that requires no gradient. `outputs` are the
+    sources of its results that the program used, by their index. A `transparent` function runs code of the program
+    (reentrant checkpointing). `gradients` are the gradients that its backward got and returned.
+    """
 
     cls: type
     site: str = ""
+    transparent: bool = False
+    inputs: Sequence[Source | None] = ()
+    outputs: dict[int, Source] = field(default_factory=dict)
+    gradients: tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]] | None = None
 
 
 @dataclass(slots=True)
@@ -150,13 +160,28 @@ class Tape:
         return Computation(self, roots, chosen, needed)
 
     def drop(self, indices: Collection[int]) -> None:
-        """Drop these entries, and what only they hold."""
-        for index in indices:
-            self.entries[index] = None
+        """Drop these entries, the entries that use their results, and what only they hold."""
+        gone: set[int] = set()
+        read: set[int] = set()
+        dropped = set(indices)
+        for index, entry in enumerate(self.entries):
+            if entry is None:
+                continue
+            if index in dropped or not gone.isdisjoint(entry.reads):
+                gone.update(entry.results)
+                self.entries[index] = None
+            else:
+                read.update(entry.reads)
+        gone.discard(-1)
         while self.entries and self.entries[-1] is None:
             self.entries.pop()
-        read = {value for entry in self.entries if entry is not None for value in entry.reads}
         self.held = {value: held for value, held in self.held.items() if value in read}
+        self.groups = {value: group for value, group in self.groups.items() if value not in gone}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the tape has no entries."""
+        return not self.entries
 
 
 class Computation:
@@ -168,6 +193,7 @@ class Computation:
     def __init__(self, tape: Tape, roots: Sequence[Source], indices: list[int], values: set[int]) -> None:
         self.roots = roots
         self.indices = indices
+        self._tape = tape
         self._entries: list[Entry] = [entry for index in indices if (entry := tape.entries[index]) is not None]
         self._held = {value: tape.held[value] for value in values if value in tape.held}
         written = {group for entry in self._entries for group in entry.writes}
@@ -182,6 +208,29 @@ class Computation:
         """The operations, in their order."""
         return self._entries
 
+    def part(self, function: CustomFunction) -> Computation:
+        """Return the operations of a call of a custom function. Its `free` values are those from outside."""
+        indices = [
+            index for index, entry in zip(self.indices, self._entries, strict=True) if entry.function is function
+        ]
+        values = {value for entry in self._entries if entry.function is function for value in entry.reads}
+        return Computation(self._tape, list(function.outputs.values()), indices, values)
+
+    @property
+    def free(self) -> set[int]:
+        """The numbers of values that the operations take, and that are neither held nor results of them."""
+        results = {value for entry in self._entries for value in entry.results}
+        return {value for entry in self._entries for value in entry.reads} - results - self._held.keys()
+
+    def group_of(self, value: int) -> int:
+        """Return the group of values that share memory with this value."""
+        return self._tape.groups[value]
+
+    def numbers_of(self, tensors: Iterable[torch.Tensor]) -> set[int]:
+        """Return the numbers of the values that these leaves or constants have."""
+        chosen = {id(tensor) for tensor in tensors}
+        return {value for value, held in self._held.items() if id(held.tensor) in chosen}
+
     @property
     def leaves(self) -> list[torch.Tensor]:
         """The tensors that require a gradient, each once."""
@@ -194,13 +243,15 @@ class Computation:
         dtype: torch.dtype | None = None,
         *,
         shifts: Iterable[tuple[torch.Tensor, torch.Tensor]] = (),
+        values: Mapping[int, torch.Tensor] | None = None,
         keep: Collection[int] = (),
         differentiable: bool = False,
     ) -> Execution:
         """Execute the operations; return the values of the roots, and of the values in `keep`.
 
         `replacements` are pairs of a leaf or constant and its value, `shifts` of one and what is added to its value.
-        (A leaf may have several values, where the program changed it between two uses.) With a `dtype`, all
+        (A leaf may have several values, where the program changed it between two uses.) `values` are values by number,
+        see `part`. With a `dtype`, all
         floating-point numbers have this type, and complex ones the corresponding type. `differentiable` records
         gradients, for replacements and shifts that require them.
 
@@ -208,13 +259,14 @@ class Computation:
         the constant alone. An operation without a kernel for `dtype` is executed in its own type.
         """
         execution = Execution(replacements, shifts, dtype)
+        execution.values.update(values or {})
         with hidden_from_modes(), torch._C._DisableAutocast(), torch.set_grad_enabled(differentiable):
             kept = {source.value for source in self.roots if not isinstance(source, Missing)}.union(keep)
-            for value in kept & self._held.keys():
+            for value in (kept & self._held.keys()) - execution.values.keys():
                 execution.load(value, self._held[value], copy=value in self._owned)
             for position, entry in enumerate(self._entries):
                 for value in entry.reads:
-                    if value not in execution.values:
+                    if value not in execution.values and value in self._held:
                         execution.load(value, self._held[value], copy=value in self._owned)
                 execution.run(entry)
                 for value in (*entry.reads, *entry.results):
@@ -224,7 +276,6 @@ class Computation:
         return execution
 
 
-_LOW = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
@@ -261,7 +312,9 @@ class Execution:
         """Return the current value of a tensor."""
         if isinstance(source, Missing):
             raise CannotExecute(source.reason)
-        tensor = self.values[source.value]
+        tensor = self.values.get(source.value)
+        if tensor is None:
+            raise CannotExecute("a value that it uses is not available")
         return tensor if isinstance(source, Ref) else tensor.as_strided(source.size, source.stride, source.offset)
 
     def run(self, entry: Entry) -> None:
@@ -292,7 +345,9 @@ class Execution:
     def _converted_type(self, dtype: torch.dtype) -> torch.dtype:
         if self._dtype is None:
             return dtype
-        return self._dtype if dtype in _LOW else _COMPLEX.get(self._dtype, dtype) if dtype.is_complex else dtype
+        if dtype.is_complex:
+            return _COMPLEX.get(self._dtype, dtype)
+        return self._dtype if dtype.is_floating_point else dtype
 
     def _convert(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._converted_type(tensor.dtype)

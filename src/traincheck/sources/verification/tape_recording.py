@@ -16,10 +16,11 @@ the recording.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from traincheck.sources.recording.frames import local_values
+from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import PLAIN, hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
 from traincheck.sources.verification.tape import (
@@ -45,6 +47,16 @@ from traincheck.sources.verification.tape import (
     flat_results,
     flat_tensors,
 )
+from traincheck.sources.verification.tape_operations import (
+    ZERO_DERIVATIVE,
+    Operation,
+    argument,
+    describe,
+    drop_out,
+    is_deterministic,
+    same_value,
+    shift,
+)
 
 MAX_ENTRIES = 200_000
 MAX_COPIED = 256 * 1024**2
@@ -52,40 +64,11 @@ MAX_COPIED = 256 * 1024**2
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__
 _CHECKPOINTING = "torch.utils.checkpoint"
-_RANDOM = torch.Tag.nondeterministic_seeded
-_ZERO_DERIVATIVE = frozenset(("aten::bernoulli", "aten::normal", "aten::poisson", "aten::binomial"))
-"""Random operations whose derivative is zero for autograd."""
-
-
-_CHANGED = Missing("the program changed a result of it without gradients")
+_CHANGED = Missing("the program changed a part of a result without gradients")
 
 
 class _Unrecordable(Exception):
     """The step cannot be recorded any further. The text is the reason."""
-
-
-class _Op(NamedTuple):
-    """What the recording has to know of an operation. Arguments are named and have positions."""
-
-    reads_values: bool  # not only the form of its arguments, as `zeros_like`
-    writes: tuple[tuple[int, str], ...]
-    statistics: tuple[int, ...]  # running statistics, written if `trains` is true
-    trains: int
-    random: bool
-    probabilities: tuple[tuple[int, str], ...]  # of dropout
-
-
-def _describe(func: Any) -> _Op:
-    arguments = list(enumerate(func._schema.arguments))
-    name = func._schema.name.partition("::")[2]
-    return _Op(
-        not name.endswith("_like") and not name.startswith("new_"),
-        tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write),
-        tuple(i for i, a in arguments if a.name in ("running_mean", "running_var")),
-        next((i for i, a in arguments if a.name in ("training", "train", "use_input_stats")), -1),
-        _RANDOM in func.tags,
-        tuple((i, a.name) for i, a in arguments if a.name in ("dropout_p", "dropout")),
-    )
 
 
 class _Memory(NamedTuple):
@@ -105,11 +88,13 @@ class _Known(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """A call of a custom function under way. A `transparent` one runs code of the program."""
+    """A call of a custom function under way."""
 
     number: int
     function: CustomFunction | None
-    transparent: bool
+
+
+_NO_REGION = _Region(0, None)
 
 
 class _Open(NamedTuple):
@@ -119,6 +104,7 @@ class _Open(NamedTuple):
     region: int
     written: tuple[torch.Tensor, ...] = ()
     holds: int = -1  # the result that is a constant
+    shifts: bool = False  # the program changes a result without gradients
 
 
 class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
@@ -141,10 +127,22 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         self._unusable: dict[int, int] = {}  # by group: values up to this number cannot be used
         self._geometry: dict[tuple[Any, ...], Ref] = {}
         self._values = self._copied = 0
-        self._ops: dict[Any, _Op] = {}
-        self._call: ModuleCall | None = None
-        self._region = _Region(0, None, False)
+        self._ops: dict[Any, Operation] = {}
+        self._functions: dict[int, CustomFunction] = {}  # by region
+        self._handles: list[Any] = []
+        self.nested_no_grad = False
+        self.call: ModuleCall | None = None
+        """The innermost call of a module under way."""
+        self.result_bytes = 0
+        """The size of all results in double precision."""
+        """Whether the program disabled gradients where they are disabled already."""
+        self._region = _NO_REGION
         self._frame = 0
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether this thread is the one that is recorded."""
+        return threading.get_ident() == self._thread
 
     # -- on and off ------------------------------------------------------------------------------------------------
 
@@ -173,13 +171,18 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
     def end(self, reason: str) -> None:
         """End the recording for good, and let go of everything."""
         self.failed = self.failed or reason
+        self.remove_hooks()
+        self._functions.clear()
         self.tape = Tape()
         for table in (self._known, self._memory, self._held_tensors, self._held_memory, self._geometry):
             table.clear()
-        self._call = None
+        self.call = None
 
     def drop(self, computation: Computation) -> None:
         """Drop a computation whose graph the program has freed."""
+        for entry in computation.entries:
+            if entry.function is not None:
+                entry.function.gradients = None
         self.tape.drop(computation.indices)
         self._known = {key: known for key, known in self._known.items() if not known.weak.expired()}
         self._memory = {key: memory for key, memory in self._memory.items() if not memory.weak.expired()}
@@ -196,15 +199,15 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
 
     def call_begins(self, module: nn.Module) -> None:
         """Note the begin of a call of a module."""
-        self._call = ModuleCall(module, self._call)
+        self.call = ModuleCall(module, self.call)
 
     def call_ends(self, module: nn.Module) -> None:
         """Note the end of a call, and of the calls inside it that were interrupted."""
-        call = self._call
+        call = self.call
         while call is not None and call.module is not module:
             call = call.parent
         if call is not None:
-            self._call = call.parent
+            self.call = call.parent
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -233,7 +236,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         self._check()
         op = self._ops.get(func)
         if op is None:
-            op = self._ops[func] = _describe(func)
+            op = self._ops[func] = describe(func)
         tensors = flat_tensors(args)
         if kwargs:
             tensors += flat_tensors(list(kwargs.values()))
@@ -242,19 +245,18 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         for tensor in tensors:
             depends = depends or tensor.requires_grad
             results = results or tensor._cdata in known
-        region = None
+        region = _NO_REGION
         if results or (depends and not grad):
             region = self._current_region()
-        inside = region is not None and region.number > 0
-        if not op.reads_values or not (depends or (results and inside)) or not (grad or inside):
-            self._writes_constants(op, args, kwargs)
+        function = region.function
+        if not op.reads_values or not (depends or (results and function)) or not (grad or function):
+            return self._write_constants(op, args, kwargs)
+        if function is not None and function.transparent and func is torch.ops.aten.detach.default:
             return None
-        if inside and region is not None and region.transparent and func is torch.ops.aten.detach.default:
-            return None
-        return self._record(func, op, args, kwargs, region or _Region(0, None, False))
+        return self._record(func, op, args, kwargs, region)
 
     def _check(self) -> None:
-        if threading.get_ident() != self._thread:
+        if not self.is_of_this_thread:
             raise _Unrecordable("another thread computed a part of it")
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise _Unrecordable("it uses transforms of torch.func")
@@ -263,16 +265,16 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         if len(self.tape.entries) >= MAX_ENTRIES:
             raise _Unrecordable(f"it has more than {MAX_ENTRIES:,} operations")
 
-    def _record(self, func: Any, op: _Op, args: Any, kwargs: Any, region: _Region) -> _Open | None:
-        if not _is_deterministic(func, op, args, kwargs):
+    def _record(self, func: Any, op: Operation, args: Any, kwargs: Any, region: _Region) -> _Open | None:
+        if not is_deterministic(func, op, args, kwargs):
             return self._record_random(func, op, args, kwargs, region)
         written = tuple(self._written(op, args, kwargs))
         inside = region.number
         if func is torch.ops.aten.detach.default:
             func = torch.ops.aten.alias.default  # an execution that records gradients goes on through it
-        entry = Entry(func, (), {}, (), (), call=self._call, function=region.function)
+        entry = Entry(func, (), {}, (), (), call=self.call, function=region.function)
         reads: list[int] = []
-        scratch = op.statistics if op.trains >= 0 and _argument(args, op.trains) else ()
+        scratch = op.statistics if op.trains >= 0 and argument(args, op.trains) else ()
         for tensor in written:
             self._copy_held(tensor)
         converted = [
@@ -287,6 +289,12 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
 
     def _ends(self, opened: _Open, result: Any) -> None:
         entry, written = opened.entry, {id(tensor) for tensor in opened.written}
+        if opened.shifts:
+            after = self._hold_copy(opened.written[0])
+            entry.args, entry.reads = (*entry.args, after), (*entry.reads, after.value)
+            entry.results = (-1,)
+            self.tape.entries.append(entry)
+            return
         results, numbers = flat_results(result), []
         constant = None if opened.holds < 0 else results[opened.holds]
         if constant is not None:
@@ -306,6 +314,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
     def _add_result(self, tensor: torch.Tensor, region: int) -> int:
         number, group = self._new_value(tensor)
         ref = Ref(number, tensor.dtype)
+        self.result_bytes += 8 * tensor.numel()
         self._known[tensor._cdata] = _Known(ref, torch._C._WeakTensorRef(tensor), region, group)
         self._geometry[_geometry(group, tensor)] = ref
         return number
@@ -338,6 +347,8 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
 
     def _source(self, tensor: torch.Tensor, region: int, scratch: bool, *, is_written: bool) -> Source:
         known = self._known.get(tensor._cdata)
+        if known is not None and known.region and known.region != region and tensor.requires_grad:
+            self._follow(known, tensor)
         if region and known is not None and (tensor.requires_grad or known.region == region):
             return self._usable(known)
         if tensor.requires_grad and not tensor.is_leaf:
@@ -396,19 +407,45 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def _written(self, op: _Op, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    def _written(self, op: Operation, args: Any, kwargs: Any) -> list[torch.Tensor]:
         values = (args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes)
         return [tensor for value in values for tensor in flat_tensors(value)]
 
-    def _writes_constants(self, op: _Op, args: Any, kwargs: Any) -> None:
-        """An operation that is not recorded may write to memory that the tape uses."""
+    def _write_constants(self, op: Operation, args: Any, kwargs: Any) -> _Open | None:
+        """Prepare for an operation that is not recorded, but may write to memory that the tape uses."""
+        shifted = None
         for tensor in self._written(op, args, kwargs) if op.writes else ():
             if tensor.layout is not torch.strided or type(tensor) not in PLAIN:
                 continue
             self._copy_held(tensor)
             memory = self._memory.get(tensor.untyped_storage()._cdata)
-            if memory is not None:
+            if memory is None:
+                continue
+            result = self._result_in(memory, tensor)
+            if shifted is None and result is not None:
+                shifted = self._begin_shift(tensor, result, memory.group)
+            else:
                 self._unusable[memory.group] = self._values
+        return shifted
+
+    def _result_in(self, memory: _Memory, tensor: torch.Tensor) -> Ref | None:
+        """Return the result whose elements are exactly those of a tensor."""
+        ref = self._geometry.get(_geometry(memory.group, tensor))
+        return ref if ref is not None and ref.value > self._unusable.get(memory.group, 0) else None
+
+    def _begin_shift(self, tensor: torch.Tensor, result: Ref, group: int) -> _Open:
+        """The program is about to change a result without gradients, see Note [Versions of memory]."""
+        self._count_copy(2 * tensor.numel() * tensor.element_size())
+        before = self._hold_copy(tensor)
+        entry = Entry(shift, (result, before), {}, (result.value, before.value), (), (group,), self.call)
+        return _Open(entry, 0, (tensor,), shifts=True)
+
+    def _hold_copy(self, tensor: torch.Tensor) -> Ref:
+        with hidden_from_modes():
+            copy = tensor.detach().clone()
+        number, _ = self._new_value(copy)
+        self.tape.held[number] = Held(copy, copy, version_of(copy))
+        return Ref(number, copy.dtype)
 
     def _copy_held(self, tensor: torch.Tensor) -> None:
         """Copy the constants and leaves in the memory of a tensor, which is about to be overwritten."""
@@ -422,9 +459,15 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
                 with hidden_from_modes():
                     held.value = held.tensor.detach().clone()
 
-    def _count_copy(self, size: int) -> None:
+    def has_room(self, size: int) -> bool:
+        """Count the bytes of a copy, or of a gradient that is kept. Returns whether they are within the limit."""
         self._copied += size
-        if self._copied > MAX_COPIED:
+        return self._copied <= MAX_COPIED
+
+    def _count_copy(self, size: int) -> None:
+        if is_capturing():
+            raise _Unrecordable("the program captures a CUDA graph")
+        if not self.has_room(size):
             raise _Unrecordable("the program overwrites too much of what it computed with")
 
     def _whole_memory(self, tensor: torch.Tensor, region: int) -> Source:
@@ -444,18 +487,18 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
 
     # -- random operations -----------------------------------------------------------------------------------------
 
-    def _record_random(self, func: Any, op: _Op, args: Any, kwargs: Any, region: _Region) -> _Open | None:
+    def _record_random(self, func: Any, op: Operation, args: Any, kwargs: Any, region: _Region) -> _Open | None:
         """Record a random operation: what it drew is a constant."""
         name = func._schema.name
-        self._writes_constants(op, args, kwargs)
-        entry = Entry(func, (), {}, (), (), call=self._call, function=region.function)
+        self._write_constants(op, args, kwargs)
+        entry = Entry(func, (), {}, (), (), call=self.call, function=region.function)
         if name == "aten::native_dropout":
             reads: list[int] = []
-            entry.op, entry.args = _drop_out, (args[1], args[2], self._convert(args[0], entry, reads, region.number))
+            entry.op, entry.args = drop_out, (args[1], args[2], self._convert(args[0], entry, reads, region.number))
             entry.reads = tuple(reads)
             return _Open(entry, region.number, holds=1)
-        if name in _ZERO_DERIVATIVE and not op.writes:
-            entry.op = _same
+        if name in ZERO_DERIVATIVE and not op.writes:
+            entry.op = same_value
             return _Open(entry, region.number, holds=0)
         entry.missing = f"{name} draws random numbers"
         return _Open(entry, region.number, tuple(self._written(op, args, kwargs)))
@@ -472,37 +515,46 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
             frame = frame.f_back
         if not applies:
             self._frame = 0
-            return _Region(0, None, False)
+            return _NO_REGION
         classes = [local_values(apply, ("cls",)).get("cls", torch.autograd.Function) for apply in applies]
         own = [index for index, cls in enumerate(classes) if cls.__module__ != _CHECKPOINTING]
         index = own[-1] if own else len(applies) - 1
         key = id(applies[index])
         if key != self._frame:
             self._frame = key
-            function = CustomFunction(classes[index], self._site())
+            function = CustomFunction(classes[index], self._site(), transparent=not own)
             self._values += 1
-            self._region = _Region(self._values, function, not own)
+            self._region = _Region(self._values, function)
+            self._functions[self._values] = function
+            arguments = local_values(applies[index], ("args",)).get("args", ())
+            function.inputs = [
+                self._source(tensor, 0, False, is_written=False) if tensor.requires_grad else None
+                for tensor in arguments
+                if isinstance(tensor, torch.Tensor)
+            ]
         return self._region
 
+    def _follow(self, known: _Known, output: torch.Tensor) -> None:
+        """Note the gradients that the backward of a custom function gets and returns; `output` is a result of it."""
+        function, node = self._functions.get(known.region), output.grad_fn
+        if function is None or node is None or output.output_nr in function.outputs:
+            return
+        if not function.outputs:
+            self._handles.append(node.register_hook(self._backward_hook(function)))
+        function.outputs[output.output_nr] = self._usable(known)
 
-def _is_deterministic(func: Any, op: _Op, args: Any, kwargs: Any) -> bool:
-    """Whether an operation that may draw random numbers draws none, because the probability of dropout is zero."""
-    values = [args[i] if i < len(args) else kwargs.get(name, 0) for i, name in op.probabilities]
-    return not op.random or (bool(values) and not any(values))
+    def _backward_hook(self, function: CustomFunction) -> Callable[..., None]:
+        def on_backward(returned: Sequence[torch.Tensor | None], got: Sequence[torch.Tensor | None]) -> None:
+            with contextlib.suppress(Exception):
+                if self.has_room(sum(tensor.nbytes for tensor in (*returned, *got) if tensor is not None)):
+                    function.gradients = tuple(got), tuple(returned)
 
+        return on_backward
 
-def _drop_out(probability: float, train: bool | None, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
-    if train is False:
-        return tensor.clone(), mask
-    return tensor * mask * (0.0 if probability == 1 else 1 / (1 - probability)), mask
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _argument(args: Any, position: int) -> Any:
-    return args[position] if position < len(args) else None
+    def remove_hooks(self) -> None:
+        """Remove the hooks on nodes of the graph."""
+        while self._handles:
+            self._handles.pop().remove()
 
 
 def _geometry(group: int, tensor: torch.Tensor) -> tuple[Any, ...]:

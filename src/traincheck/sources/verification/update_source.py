@@ -1,0 +1,157 @@
+"""Source `updates`: compares what an optimizer wrote in a verified step with what its documented algorithm computes.
+
+Before the update the source copies a share of the parameters with their gradients and state; parameters take turns.
+After it, each element is compared within a bound on rounding (see updates/rounding.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.optimizers.running_updates import RunningUpdate, closure_of, hooked_frame
+from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.replay.state_snapshot import without_modes
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.verification.updates.judgement import Judgement, UpdateHistory
+from traincheck.sources.verification.updates.selection import ParametersBefore, read_before
+from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.experiments import ALGORITHM, DISAGREES, UNDECIDED
+
+
+class _Update(NamedTuple):
+    """An update under way, with copies of its inputs, and what else may explain its result."""
+
+    running: RunningUpdate
+    optimizer: Optimizer
+    history: UpdateHistory
+    before: ParametersBefore
+    other_explanation: str
+    site: str
+
+
+class UpdateSource:
+    """Compares the first update of each optimizer in a verified step."""
+
+    name = "updates"
+
+    def __init__(self, catalog: VariableCatalog, every: int) -> None:
+        self._catalog = catalog
+        self._steps = VerifiedSteps(every)
+        self._histories: dict[str, UpdateHistory] = {}
+        self._updates: list[_Update] = []  # an optimizer may step inside the step of another
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        undo = UndoStack()
+        if not is_requested(demand):
+            return undo
+        self._recorder, self._reporter = recorder, Reporter(ALGORITHM, recorder)
+        recorder.on_detach(undo, self._updates.clear)
+        begin, end = recorder.guarded(self.name, self._begins), recorder.guarded(self.name, self._ends)
+
+        def update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if self._steps.includes(recorder.steps.window_step):
+                begin(optimizer, args, kwargs)
+
+        def update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if self._updates:
+                end(optimizer, args, kwargs)
+
+        recorder.hooks.add(undo, register_optimizer_step_pre_hook(update_begins), update_begins)
+        recorder.hooks.add(undo, register_optimizer_step_post_hook(update_ends), update_ends)
+        return undo
+
+    def _begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._updates = [update for update in self._updates if update.running.is_running()]
+        if any(update.optimizer is optimizer for update in self._updates):
+            return  # the `step` of a subclass calls that of its base class
+        recorder = self._recorder
+        if not recorder.hooks.in_one_thread:
+            return
+        name, step = self._catalog.add_optimizer(optimizer), recorder.steps.window_step
+        history = self._histories.get(name)
+        if history is None or history.optimizer() is not optimizer:
+            history = self._histories[name] = UpdateHistory(optimizer)
+        if step == history.last_step:
+            return
+        history.last_step = step
+        if history.ended:
+            self._reporter.report(name, UNDECIDED, history.ended)
+            return
+        closure, running = (
+            closure_of(args, kwargs),
+            RunningUpdate(None, name, None, hooked_frame(), threading.get_ident()),
+        )
+        with self._hidden():
+            if _is_skipped(optimizer):
+                return
+            before = read_before(
+                optimizer,
+                self._name_of,
+                history.next,
+                computes_gradient=closure is not None,
+                whole_tensors=history.needs_whole_tensors,
+            )
+        history.next = before.next
+        explanation = self._other_explanation(optimizer, closure)
+        self._updates.append(_Update(running, optimizer, history, before, explanation, recorder.sites.here()))
+
+    def _ends(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._updates or self._updates[-1].running.frame is not hooked_frame():
+            return
+        update = self._updates.pop()
+        name = update.running.optimizer
+        try:
+            with self._hidden():
+                judgement = update.history.judge(update.before, update.other_explanation)
+        except RuntimeError as error:  # the device has no float64, or no memory
+            judgement = Judgement(UNDECIDED, str(error).partition("\n")[0])
+        if judgement is None:
+            return
+        verdict, found, first = judgement
+        if verdict == DISAGREES:
+            found = f"in step {update.history.last_step}, {found}"
+        self._reporter.report(name, verdict, found, first=first, site=update.site)
+
+    def _other_explanation(self, optimizer: Optimizer, closure: Any) -> str:
+        """What may change parameters or gradients during a step besides the optimizer, empty without it."""
+        if closure is not None:
+            return "it was given a closure"
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return "the program has registered hooks of its step"
+        if not self._recorder.hooks.are_only_step_hooks():
+            return "the program has registered hooks of all optimizers"
+        return ""
+
+    @contextmanager
+    def _hidden(self) -> Iterator[None]:
+        """Hide computations from modes of the program, and from TrainCheck."""
+        here = self._recorder.hooks.thread
+        here.suspended = True
+        try:
+            with without_modes(), hidden_from_modes():
+                yield
+        finally:
+            here.suspended = False
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        variable = self._catalog.find(parameter)
+        return "a parameter" if variable is None else variable.name
+
+
+def _is_skipped(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler tells the optimizer to leave out this update."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(found_inf)

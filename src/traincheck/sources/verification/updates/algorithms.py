@@ -1,0 +1,67 @@
+"""The documented algorithms by the optimizer that states them, and those that another optimizer may follow."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.verification.updates.adam_family import adam, adamax, adamw, nadam, radam
+from traincheck.sources.verification.updates.gradient_descent import asgd, lion, rprop, sgd
+from traincheck.sources.verification.updates.inputs import UpdateInputs
+from traincheck.sources.verification.updates.matrices import adafactor, muon
+from traincheck.sources.verification.updates.rounding import Rounded
+from traincheck.sources.verification.updates.squared_gradients import adadelta, adagrad, rmsprop
+
+
+class Algorithm(NamedTuple):
+    """An algorithm of an optimizer. `update` gives the parameter and the state after an update, by name.
+
+    Unless it uses `whole_tensors`, it treats each element by itself.
+    """
+
+    name: str
+    update: Callable[[UpdateInputs], dict[str, Rounded]]
+    whole_tensors: bool = False
+
+
+SGD, ADAM, ADAMW, LION = (
+    Algorithm("SGD", sgd),
+    Algorithm("Adam", adam),
+    Algorithm("AdamW", adamw),
+    Algorithm("Lion", lion),
+)
+
+_OF_TORCH = {
+    algorithm.name: algorithm
+    for algorithm in (
+        SGD,
+        ADAM,
+        ADAMW,
+        Algorithm("Adamax", adamax),
+        Algorithm("NAdam", nadam),
+        Algorithm("RAdam", radam),
+        Algorithm("Adagrad", adagrad),
+        Algorithm("Adadelta", adadelta),
+        Algorithm("RMSprop", rmsprop),
+        Algorithm("Rprop", rprop),
+        Algorithm("ASGD", asgd),
+        Algorithm("Adafactor", adafactor, whole_tensors=True),
+        Algorithm("Muon", muon, whole_tensors=True),
+    )
+}
+"""By the name of the class in `torch.optim`."""
+
+CANDIDATES = (ADAMW, ADAM, SGD, LION, *(_OF_TORCH[name] for name in ("RMSprop", "Adagrad", "Adadelta", "Adamax")))
+"""Algorithms that an optimizer of another library may follow, in the order in which they are tried."""
+
+
+def documented(optimizer: torch.optim.Optimizer) -> Algorithm | None:
+    """The algorithm that torch documents for this optimizer; None if its `step` is not torch's own."""
+    algorithm = _OF_TORCH.get(type(optimizer).__name__)
+    if algorithm is None or type(optimizer) is not getattr(torch.optim, algorithm.name, None):
+        return None
+    step: Any = inspect.unwrap(type(optimizer).step)
+    return algorithm if step.__module__.startswith("torch.optim.") else None
