@@ -81,7 +81,7 @@ corpus: $(READY)  ## Write, run and check the programs of the corpus: SEEDS=0:10
 transfer: $(READY)  ## Do the packs hold under another torch? OTHER=/path/to/python of an environment that has it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.versions --other "$(OTHER)"
 
-corruption: $(READY)  ## Detection of injected hardware faults (some ten minutes)
+corruption: $(READY)  ## Detection of injected hardware faults (some twenty minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corruption
 
 packs: $(READY)  ## Build the shipped packs again from the examples and the corpus (half an hour; goes on where it stopped)

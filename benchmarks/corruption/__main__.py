@@ -1,4 +1,4 @@
-"""python -m benchmarks.corruption [--quick] [--only alarms,screening,ranks,study] [--go-on] [--jobs 2] [--runs FOLDER]
+"""python -m benchmarks.corruption [--quick] [--only alarms,screening,ranks,study] [--kind KIND] [--go-on] [--jobs 2]
 
 Injects faults into trainings: flipped bits (bit position x site x rate), intermittent defects (site x rate) and stuck
 bits (site), with several seeds each. Reports which detectors find them, the delay after the first stroke, and false
@@ -7,7 +7,8 @@ alarms in as many trainings without a fault.
 *alarms*: usual alarms on loss and gradient norm. *screening*: `traincheck sdc screen` on a device with the fault.
 *ranks*: two ranks, checked like `traincheck run`. *study*: the effect of a fault on training (`traincheck sdc study`).
 A complete run writes benchmarks/results/corruption.json and docs/sdc-detection.md. Ctrl-C stores the finished part, and
---go-on continues from there. --quick uses a small grid and stores no result.
+--go-on continues from there. --quick uses a small grid and stores no result. --kind measures one kind of fault with
+screenings and ranks, without clean runs, such as `--only screening,ranks --kind intermittent`; it stores no result.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.corruption.result_store import ResultStore
 from benchmarks.corruption.tally import tallies
 from benchmarks.corruption.worker_pool import ALARMS, SCREENING, spread
 from benchmarks.machine import machine
+from traincheck.sdc.faults.fault import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "corruption.json"
@@ -46,15 +48,19 @@ def main(words: Sequence[str] | None = None) -> int:
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         options().error(f"--only {chosen.only}: expected some of {', '.join(PARTS)}, separated by commas")
+    if chosen.kind and not set(parts) <= {SCREENING, RANKS}:
+        options().error(
+            f"--kind {chosen.kind}: expected --only with {SCREENING} or {RANKS}; other parts need clean runs"
+        )
     store = ResultStore(chosen.runs / ("quick.jsonl" if chosen.quick else "rows.jsonl"), go_on=chosen.go_on)
     began, interrupted = time.monotonic(), False
     try:
         for part in parts:
-            execute(part, store, chosen.quick, chosen.jobs)
+            execute(part, store, tasks_of(part, chosen.quick, chosen.kind), chosen.jobs)
     except KeyboardInterrupt:
         interrupted = True
     seconds = None if chosen.go_on else round(time.monotonic() - began)
-    result = {"machine": machine(), "seconds": seconds, **results_so_far(parts, store, chosen.quick)}
+    result = {"machine": machine(), "seconds": seconds, **results_so_far(parts, store, chosen.quick, chosen.kind)}
     print(summary(result))
     if interrupted:
         print("Interrupted: the results above are partial. --go-on continues from here.", file=sys.stderr)
@@ -74,6 +80,7 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="a small grid; no result is stored")
     parser.add_argument("--only", default="", help=f"some of {','.join(PARTS)}; no result is stored")
+    parser.add_argument("--kind", choices=KINDS, help="only faults of this kind, without clean runs")
     parser.add_argument("--go-on", action="store_true", help="continue an interrupted run of this version")
     parser.add_argument("--jobs", type=int, default=2, help="processes that train in parallel (1: this process)")
     parser.add_argument(
@@ -82,8 +89,13 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def tasks_of(part: str, quick: bool) -> list[tuple[str, Any]]:
-    """Return the tasks of a part: the group, and a point or the name of a study."""
+def tasks_of(part: str, quick: bool, kind: str | None = None) -> list[tuple[str, Any]]:
+    """Return the tasks of a part: the group, and a point or the name of a study.
+
+    With `kind`, only points with a fault of this kind.
+    """
+    if kind:
+        return [(group, point) for group, point in tasks_of(part, quick) if point.site and point.kind == kind]
     if part in TRAININGS:
         grids = {workload: QUICK if quick else grid for workload, grid in TRAININGS[part].items()}
         return [(part, point) for workload, grid in grids.items() for point in grid.all(workload)]
@@ -93,9 +105,8 @@ def tasks_of(part: str, quick: bool) -> list[tuple[str, Any]]:
     return [(part, name) for name in (studies.QUICK if quick else studies.STUDIES)]
 
 
-def execute(part: str, store: ResultStore, quick: bool, jobs: int) -> None:
-    """Execute the missing tasks, and print the progress."""
-    tasks = tasks_of(part, quick)
+def execute(part: str, store: ResultStore, tasks: Sequence[tuple[str, Any]], jobs: int) -> None:
+    """Execute the missing tasks of a part, and print the progress."""
     missing = [(group, task) for group, task in tasks if store.get(group, _of(task)) is None]
     done = len(tasks) - len(missing)
     _progress(f"{part}: {done} of {len(tasks)}", last=True)
@@ -117,12 +128,12 @@ def execute(part: str, store: ResultStore, quick: bool, jobs: int) -> None:
             add(group, task, studies.study(task))
 
 
-def results_so_far(parts: Sequence[str], store: ResultStore, quick: bool) -> dict[str, Any]:
+def results_so_far(parts: Sequence[str], store: ResultStore, quick: bool, kind: str | None = None) -> dict[str, Any]:
     """Return the results of the selected parts so far."""
     result: dict[str, Any] = {"runs": [], "clean": {}, "thresholds": {}, "studies": {}}
     rows: list[dict[str, Any]] = []
     for part in parts:
-        tasks = tasks_of(part, quick)
+        tasks = tasks_of(part, quick, kind)
         finished = [
             (group, tally, outcome) for group, tally in tasks if (outcome := store.get(group, _of(tally))) is not None
         ]

@@ -104,7 +104,7 @@ def matrix(rows: Sequence[Mapping[str, Any]], by: str, order: Mapping[Any, str],
         for value, label in order.items()
         if any((name, value) in by_name for name in names)
     ]
-    return table([by, *names], lines)
+    return table([by, *names], lines) if lines else "No runs in these results.\n"
 
 
 def _cell(tally: Tally | None, delays: bool) -> str:

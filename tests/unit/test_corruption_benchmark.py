@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.corruption import page, two_ranks
-from benchmarks.corruption.__main__ import as_text, main
+from benchmarks.corruption.__main__ import as_text, main, tasks_of
 from benchmarks.corruption.alarms import LOSS, NORM, WARM, first_alarm, scores, threshold
 from benchmarks.corruption.grid import CHANCES, DECODER, DEFECTIVE, HALF, IMAGES, PATTERNS, PLACES, WHOLE
 from benchmarks.corruption.rank_checks import RANK_CHECKS, RULES
@@ -151,6 +151,15 @@ def test_the_result_store_resumes_after_a_kill(tmp_path: Path) -> None:
     store = ResultStore(file, go_on=True)
     assert store.get("a", {"seed": 1}) is not None and store.get("a", {"seed": 2}) is None
     assert ResultStore(file, go_on=False).get("a", {"seed": 1}) is None
+
+
+def test_one_kind_of_fault_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    of_kind = tasks_of("screening", False, INTERMITTENT)
+    assert of_kind and set(of_kind) < set(tasks_of("screening", False))
+    assert {point.kind for _, point in of_kind} == {INTERMITTENT} and all(point.fault for _, point in of_kind)
+    with pytest.raises(SystemExit):
+        main(["--kind", INTERMITTENT])  # the thresholds of the usual alarms need clean runs
+    assert "expected --only" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("settled_again")
