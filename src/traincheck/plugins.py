@@ -60,6 +60,9 @@ SOURCES = {
     "derivatives": "traincheck.sources.verification.declaration:DERIVATIVES",
     "updates": "traincheck.sources.verification.declaration:UPDATES",
     "round_trip": "traincheck.sources.verification.declaration:ROUND_TRIPS",
+    "inputs": "traincheck.sources.verification.declaration:INPUTS",
+    "recomputations": "traincheck.sources.verification.declaration:RECOMPUTATIONS",
+    "accumulations": "traincheck.sources.verification.declaration:ACCUMULATIONS",
     "summaries": "traincheck.sources.tensors.declaration:SUMMARIES",
 }
 """Declarations, which import no torch; sources/registry.py builds the sources themselves."""

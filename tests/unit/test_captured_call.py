@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from traincheck.sources.replay import captured_call
+from traincheck.sources.replay import captured_call, restorable_call
 from traincheck.sources.replay.captured_call import CapturedCall
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
@@ -21,6 +21,7 @@ from traincheck.sources.replay.state_snapshot import without_modes
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code compiled earlier in this process (by another test) would prevent observation of modules inside."""
     monkeypatch.setattr(captured_call, "has_compiled_code", lambda: False)
+    monkeypatch.setattr(restorable_call, "has_compiled_code", lambda: False)
 
 
 class Odd(nn.Module):

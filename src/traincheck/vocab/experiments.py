@@ -29,17 +29,18 @@ class Experiment(NamedTuple):
 
 ALGORITHM = Experiment("algorithm", "an optimizer writes what its documented algorithm computes")
 DERIVATIVE = Experiment("derivative", "a gradient is the derivative of what was computed")
-ACCUMULATION = Experiment("accumulation", "an accumulated gradient is the sum over its micro-batches")
+ACCUMULATION = Experiment("accumulation", "all elements of accumulated micro-batches weigh the same", universal=False)
 RECOMPUTATION = Experiment("recomputation", "a recomputation under activation checkpointing gives the first results")
 ROUND_TRIP = Experiment("round_trip", "a checkpoint that is loaded into a copy gives the same outputs and update")
 SAMPLES = Experiment("samples", "the output of a sample does not depend on other samples", universal=False)
 PADDING = Experiment("padding", "masked padding does not change outputs", universal=False)
+PADDING_LOSS = Experiment("padding_loss", "masked padding does not contribute to the loss", universal=False)
 LATER_TOKENS = Experiment("later_tokens", "a later token does not change an earlier output", universal=False)
 
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
-        ALGORITHM, DERIVATIVE, ACCUMULATION, RECOMPUTATION, ROUND_TRIP, SAMPLES, PADDING, LATER_TOKENS,
+        ALGORITHM, DERIVATIVE, ACCUMULATION, RECOMPUTATION, ROUND_TRIP, SAMPLES, PADDING, PADDING_LOSS, LATER_TOKENS,
     )
 }  # fmt: skip
 """All experiments, by name."""

@@ -125,6 +125,8 @@ class Gradients:
 
     def _note_thread(self, module: nn.Module, thread: int) -> None:
         """Note the thread that calls a module, see Note [Threads that train]."""
+        if torch._C._current_graph_task_id() >= 0:
+            return  # checkpointing computes it again, in the thread that an accelerator has for its backward
         self._several = True
         if "_is_replica" in module.__dict__:
             return  # DataParallel builds replicas for every call, in its own threads

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -33,6 +34,8 @@ Ends = Callable[[nn.Module, Any, Any], object]
 FirstBegins = Callable[[nn.Module, Any, int], object]
 FirstEnds = Callable[[nn.Module, Any, Any, int], object]
 
+
+_current_graph_task_id = torch._C._current_graph_task_id
 
 SOURCE = "modules"
 
@@ -136,7 +139,7 @@ class ModuleCalls(RecorderListener):
         try:
             try:  # a guard, inlined: it would be nine tenths of the cost of modules whose values are not read
                 of_thread = self._depth
-                if not of_thread.noted:
+                if not of_thread.noted and _current_graph_task_id() < 0:  # no thread of an accelerator's backward
                     of_thread.noted = True
                     self._recorder.hooks.note_thread()
                 depth = of_thread.stack.push(module)

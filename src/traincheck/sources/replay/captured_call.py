@@ -8,67 +8,33 @@ gradients of the parameters.
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from traincheck.sources.modules.live_modules import plain_name, unwrap_compiled
-from traincheck.sources.recording.frames import local_values
+from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult, Fingerprints, PeerCall
-from traincheck.sources.replay.state_snapshot import (
-    ModuleAttributes,
-    RandomStates,
-    autocast_settings,
-    has_compiled_code,
-    has_only_torch_hooks,
-    without_hooks,
-)
-from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes, is_copyable
+from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
+from traincheck.sources.replay.state_snapshot import has_compiled_code, has_only_torch_hooks
+from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
-ROOT = "the result"
-COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-"""Namespaces of operations that wait for other ranks."""
 
 
-class CapturedCall:
+class CapturedCall(RestorableCall):
     """A call of a model under way, with everything needed to replay it. Create it when the call begins.
 
     `guarded` makes a hook safe for the backward that calls it. Raises CannotReplay where a replay is impossible.
     """
 
     def __init__(self, name: str, module: nn.Module, args: Any, keywords: Any, guarded: Guarded = lambda f: f) -> None:
-        inner = module.module if isinstance(module, DistributedDataParallel) else module
-        self.name, self.outermost, self.module = name, module, inner
-        self.site = ""
-        self._called = _compiled_around(inner) or inner
-        if self._called is not inner and inner is not module:
-            raise CannotReplay("it is a distributed model inside a compiled one")
-        self.modules = list(inner.modules())
-        _check_replayable(inner, self.modules)
-        self._arguments = _copied((tuple(args), dict(keywords)))
-        self._random = RandomStates()
-        self._autocast = autocast_settings()
-        self._attributes = ModuleAttributes(self.modules)
-        self._buffers = [
-            (inner_module, key, buffer.detach().clone())
-            for inner_module in self.modules
-            for key, buffer in inner_module._buffers.items()
-            if buffer is not None
-        ]
-        self._names = {id(inner_module): plain_name(key) or ROOT for key, inner_module in inner.named_modules()}
-        self._parameters = {plain_name(key): p for key, p in inner.named_parameters() if p.requires_grad}
+        super().__init__(name, module, args, keywords)
+        self._parameters = {plain_name(key): p for key, p in self.module.named_parameters() if p.requires_grad}
         self._hooked = {key for key, parameter in self._parameters.items() if not has_only_torch_hooks(parameter)}
-        self.versions = {id(parameter): parameter._version for parameter in inner.parameters()}
         self.seen = ExecutionResult()
         self.returned = False
         self.shared_calls = 0
@@ -132,11 +98,6 @@ class CapturedCall:
         """Whether the gradients come from this call alone: from one backward, without other calls in it."""
         return self.has_gradients and not self.shared_calls and max(self._fired.values()) == 1
 
-    @property
-    def unchanged(self) -> bool:
-        """Whether the parameters are unmodified since the call began."""
-        return all(self.versions.get(id(parameter)) == parameter._version for parameter in self.module.parameters())
-
     # -- replay ----------------------------------------------------------------------------------------------------
 
     def execute(self, several_ranks: bool, observe_modules: bool = False) -> ExecutionResult:
@@ -145,20 +106,20 @@ class CapturedCall:
         `observe_modules` also records the output of modules inside; so does a call without a single backward, which
         alone would not locate a difference. Raises CannotReplay.
         """
-        result, now = ExecutionResult(), RandomStates()
-        attributes = ModuleAttributes(self.modules)
-        try:
-            with without_hooks(self.modules, self._parameters.values()), self._buffers_as_they_were():
-                self._attributes.restore()
-                self._random.restore()
-                self._execute(result, several_ranks, observe_modules or not self.one_backward)
-        except CannotReplay:
-            raise
-        except Exception as error:
-            raise CannotReplay(f"{type(error).__name__}: {error}") from error
-        finally:
-            now.restore()
-            attributes.restore()
+        result = ExecutionResult()
+        observes = (observe_modules or not self.one_backward) and not has_compiled_code()
+
+        def note(name: str, output: Any) -> None:
+            _add_outputs(result.results, name, output)
+
+        with (
+            self.restored(self._parameters.values()),
+            self.executing(several_ranks, note if observes else None) as output,
+        ):
+            if not observes:
+                _add_outputs(result.results, ROOT, output)
+            if self.one_backward:
+                self._backward(result, _differentiable(output))
         return result
 
     def for_peer(self) -> PeerCall:
@@ -166,7 +127,7 @@ class CapturedCall:
         sent."""
         with hidden_from_modes():
             return PeerCall(
-                tree_map(_on_cpu, self._arguments),
+                tree_map(_on_cpu, self.arguments),
                 self._random.streams,
                 [_on_cpu(buffer) for _, _, buffer in self._buffers],
                 [_on_cpu(grad) for grad in self._output_grads],
@@ -185,7 +146,7 @@ class CapturedCall:
                 return None
         device = parameters[0].device
         replica = copy.copy(self)
-        replica._arguments = _moved(peer_call.arguments, device)
+        replica.arguments = _moved(peer_call.arguments, device)
         replica._random = self._random.with_streams(peer_call.streams)
         pairs = zip(self._buffers, peer_call.buffers, strict=True)
         replica._buffers = [(inner, key, value.to(own_buffer.device)) for (inner, key, own_buffer), value in pairs]
@@ -202,30 +163,6 @@ class CapturedCall:
             for parameter, data in zip(own, now, strict=True):
                 parameter.data = data
 
-    def _execute(self, result: ExecutionResult, several_ranks: bool, observe_modules: bool) -> None:
-        args, keywords = _copied(self._arguments)
-
-        def note(module: nn.Module, arguments: Any, output: Any) -> None:
-            name = self._names.get(id(module))
-            if name is not None:
-                _add_outputs(result.results, name, output)
-
-        with ExitStack() as stack:
-            compiled = has_compiled_code()
-            observe_modules = observe_modules and not compiled
-            if observe_modules:
-                stack.callback(register_module_forward_hook(note).remove)
-            if several_ranks and not compiled:
-                stack.enter_context(_NoCollectives())
-            for autocast in self._autocast:
-                stack.enter_context(torch.autocast(**autocast))
-            with torch.enable_grad():
-                output = self._called(*args, **keywords)
-            if not observe_modules:
-                _add_outputs(result.results, ROOT, output)
-            if self.one_backward:
-                self._backward(result, _differentiable(output))
-
     def _backward(self, result: ExecutionResult, outputs: Sequence[torch.Tensor]) -> None:
         if len(outputs) != len(self._output_grads):
             raise CannotReplay("its result has another structure")
@@ -240,78 +177,11 @@ class CapturedCall:
             if grad is not None:
                 result.gradients.hold(name, grad)
 
-    @contextmanager
-    def _buffers_as_they_were(self) -> Iterator[None]:
-        """Replace the buffers by copies of their earlier values.
-
-        Compiled code identifies buffers by identity; there the memory is swapped instead.
-        """
-        now = [(module, key, module._buffers[key]) for module, key, _ in self._buffers]
-        compiled, memory = has_compiled_code(), []
-        try:
-            for (module, key, before), (_, _, buffer) in zip(self._buffers, now, strict=True):
-                if compiled and buffer is not None:
-                    memory.append((buffer, buffer.data))
-                    buffer.data = before.clone()
-                else:
-                    module._buffers[key] = before.clone()
-            yield
-        finally:
-            for buffer, data in memory:
-                buffer.data = data
-            for module, key, buffer in now:
-                module._buffers[key] = buffer
-
-
-_MAX_FRAMES = 40
-"""Frames between a compiled call and this module."""
-
-
-def _compiled_around(module: nn.Module) -> nn.Module | None:
-    """Return the compiled wrapper of a module, where the current call goes through it."""
-    if "torch._dynamo.eval_frame" not in sys.modules:
-        return None
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return None
-        if frame.f_code.co_name == "_call_impl":
-            caller = local_values(frame, ("self",)).get("self")
-            if caller is not module and isinstance(caller, nn.Module) and unwrap_compiled(caller) is module:
-                return caller
-        frame = frame.f_back
-    return None
-
-
-class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
-    """Raises on collectives: a rank that replays alone must not wait for other ranks."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in COLLECTIVES:
-            raise CannotReplay(f"it waits for other ranks ({func})")
-        return func(*args, **(kwargs or {}))
-
-
-def _check_replayable(module: nn.Module, modules: Sequence[nn.Module]) -> None:
-    for inner in modules:
-        if isinstance(inner, nn.SyncBatchNorm):
-            raise CannotReplay("its layers wait for other ranks (SyncBatchNorm)")
-        if type(inner).__name__.startswith(("FullyShardedDataParallel", "FSDP")):
-            raise CannotReplay("its parameters are sharded")
-    with hidden_from_modes():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if not is_copyable(tensor):
-                raise CannotReplay(f"it holds a {type(tensor).__name__} that cannot be copied")
-
 
 def _add_outputs(prints: Fingerprints, name: str, output: Any) -> None:
-    tensors = _tensors(output)
+    tensors = tensors_in(output)
     for index, tensor in enumerate(tensors):
         prints.add(name if len(tensors) == 1 else f"{name}[{index}]", tensor)
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(output) if type(leaf) in (torch.Tensor, nn.Parameter)]
 
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
@@ -320,7 +190,7 @@ def _differentiable(output: Any) -> list[torch.Tensor]:
     Of a loss and the logits it is computed from, this is the loss: the gradient of the logits comes from the replayed
     backward. The same holds for a parameter returned unchanged.
     """
-    tensors = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
     if len(tensors) < 2:
         return tensors
     functions = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
@@ -332,18 +202,6 @@ def _differentiable(output: Any) -> list[torch.Tensor]:
                 seen.add(function)
                 functions.append(function)
     return [tensor for tensor in tensors if not tensor.is_leaf and (tensor.grad_fn, tensor.output_nr) not in inside]
-
-
-def _copied(value: Any) -> Any:
-    def copied(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if not is_copyable(leaf):
-            raise CannotReplay(f"it is given a {type(leaf).__name__} that cannot be copied")
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-
-    with hidden_from_modes():
-        return tree_map(copied, value)
 
 
 def _on_cpu(leaf: Any) -> Any:

@@ -7,7 +7,10 @@ from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.replay.replays import ReplaySource
+from traincheck.sources.verification.accumulation_source import AccumulationSource
 from traincheck.sources.verification.derivatives import DerivativeSource
+from traincheck.sources.verification.input_source import InputSource
+from traincheck.sources.verification.recomputation_source import RecomputationSource
 from traincheck.sources.verification.round_trip_source import RoundTripSource
 from traincheck.sources.verification.update_source import UpdateSource
 
@@ -19,4 +22,7 @@ def experiments(every: int, calls: ModuleCalls, catalog: VariableCatalog, gradie
         DerivativeSource(calls, catalog, every),
         UpdateSource(catalog, every),
         RoundTripSource(calls, catalog, every),
+        InputSource(calls, catalog, every),
+        RecomputationSource(calls, catalog, every),
+        AccumulationSource(catalog, every),
     ]

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from traincheck.vocab.experiments import ALGORITHM, DERIVATIVE, KIND, ROUND_TRIP, Experiment
+from traincheck.vocab.experiments import (
+    ACCUMULATION,
+    ALGORITHM,
+    DERIVATIVE,
+    KIND,
+    LATER_TOKENS,
+    PADDING,
+    PADDING_LOSS,
+    RECOMPUTATION,
+    ROUND_TRIP,
+    SAMPLES,
+    Experiment,
+)
 from traincheck.vocab.source_declaration import SourceDeclaration
 
 
-def _declare(source: str, experiment: Experiment, observes: str) -> SourceDeclaration:
+def _declare(source: str, observes: str, *experiments: Experiment) -> SourceDeclaration:
+    sentences = ", and that ".join(experiment.sentence for experiment in experiments)
     return SourceDeclaration(
         name=source,
         observes=f"{observes}, with --verify-every",
-        absence=f"TrainCheck does not verify that {experiment.sentence}.",
-        readings=(f"{KIND}.{experiment.name}",),
+        absence=f"TrainCheck does not verify that {sentences}.",
+        readings=tuple(f"{KIND}.{experiment.name}" for experiment in experiments),
         cost="step",
         switchable=False,
     )
 
 
-UPDATES = _declare("updates", ALGORITHM, "updates that are compared with the documented algorithm of the optimizer")
+UPDATES = _declare("updates", "updates that are compared with the documented algorithm of the optimizer", ALGORITHM)
 DERIVATIVES = _declare(
-    "derivatives", DERIVATIVE, "gradients that are compared with the derivative of the recorded computation"
+    "derivatives", "gradients that are compared with the derivative of the recorded computation", DERIVATIVE
 )
-ROUND_TRIPS = _declare("round_trip", ROUND_TRIP, "checkpoints that are loaded and compared with the live model")
+ROUND_TRIPS = _declare("round_trip", "checkpoints that are loaded and compared with the live model", ROUND_TRIP)
+INPUTS = _declare(
+    "inputs",
+    "calls of models that are executed again with changed inputs",
+    SAMPLES,
+    LATER_TOKENS,
+    PADDING,
+    PADDING_LOSS,
+)
+RECOMPUTATIONS = _declare("recomputations", "results that activation checkpointing computes again", RECOMPUTATION)
+ACCUMULATIONS = _declare("accumulations", "the losses whose gradients are accumulated", ACCUMULATION)

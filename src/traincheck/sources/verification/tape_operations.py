@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.replay.captured_call import COLLECTIVES
+from traincheck.sources.replay.restorable_call import COLLECTIVES
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 ZERO_DERIVATIVE = frozenset(("aten::bernoulli", "aten::normal", "aten::poisson", "aten::binomial"))

@@ -1,0 +1,203 @@
+"""Executes a call of a model again with changed inputs, and judges which outputs changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from traincheck.sources.distributed.replica_readings import several_ranks
+from traincheck.sources.replay.fingerprints import CannotReplay
+from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
+from traincheck.sources.tensors.deferred_values import fetch_values
+from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
+from traincheck.sources.verification.input_changes import CallInputs, Comparison, InputChange, compare
+from traincheck.vocab.experiments import (
+    AGREES,
+    DISAGREES,
+    LATER_TOKENS,
+    PADDING,
+    PADDING_LOSS,
+    SAMPLES,
+    UNDECIDED,
+    Experiment,
+)
+
+MAX_HELD = 512 * 1024**2
+"""Bytes of outputs of inner modules that are held to locate a difference."""
+
+
+class Judgement(NamedTuple):
+    """The verdict of an experiment about a call, what was seen, and the first module that shows it."""
+
+    experiment: Experiment
+    verdict: str
+    found: str = ""
+    first: str = ""
+
+
+class ChangedCall:
+    """A call of a model that is executed again with changed inputs, after its backward.
+
+    Create it when the call begins. Raises CannotReplay where the call cannot be executed again.
+    """
+
+    def __init__(self, name: str, module: nn.Module, args: Any, keywords: Any) -> None:
+        self.call = RestorableCall(name, module, args, keywords)
+        self.inputs = CallInputs(self.call.arguments)
+        self._seen: list[Fingerprint] = []
+        self._gradients: list[torch.Tensor] = []
+        self.has_gradients = False
+
+    def returns(self, output: Any) -> list[torch.Tensor]:
+        """Note the output of the program's call; returns the tensors in it that may receive gradients."""
+        tensors = tensors_in(output)
+        with hidden_from_modes():
+            self._seen = deferred_fingerprints(tensors)
+        return [tensor for tensor in tensors if tensor.requires_grad]
+
+    def receives(self, gradient: torch.Tensor | None) -> None:
+        """Note the gradient of an output."""
+        self.has_gradients = True
+        if gradient is not None and self.inputs.padding is not None:
+            with hidden_from_modes():
+                self._gradients.append(gradient.detach().clone())
+
+    def judge(self) -> Iterator[Judgement]:
+        """Yield the judgements of all experiments that apply to the inputs. Raises CannotReplay."""
+        yield from self._judge_padding_loss()
+        experiments = [experiment for experiment, changes in self._changes() if changes]
+        if not experiments:
+            return
+        reason = "it computes with statistics of the batch" if _uses_batch_statistics(self.call.modules) else ""
+        if self.inputs.ambiguous:
+            reason = "its batch has as many samples as positions"
+        before = [] if reason else self._outputs(self.call.arguments)
+        if not reason and not self._repeats(before):
+            reason = "the call gives other results when it is executed again"
+        for experiment, changes in self._changes():
+            if not changes:
+                continue
+            if reason:
+                yield Judgement(experiment, UNDECIDED, reason)
+                continue
+            try:
+                yield from list(self._judge(experiment, changes, before))
+            except CannotReplay as error:
+                yield Judgement(experiment, UNDECIDED, f"the call cannot be executed with other inputs: {error}")
+
+    def _changes(self) -> Iterator[tuple[Experiment, list[InputChange]]]:
+        inputs = self.inputs
+        later = [inputs.later_tokens(index) for index in inputs.sequences]
+        padding = None if inputs.padding is None else inputs.padding_change(inputs.padding)
+        for experiment, changes in ((SAMPLES, [inputs.other_sample()]), (LATER_TOKENS, later), (PADDING, [padding])):
+            yield experiment, [change for change in changes if change is not None]
+
+    def _repeats(self, outputs: list[torch.Tensor]) -> bool:
+        with hidden_from_modes():
+            return fetch_values(self._seen) == fetch_values(deferred_fingerprints(outputs))
+
+    def _judge(
+        self, experiment: Experiment, changes: list[InputChange], before: list[torch.Tensor]
+    ) -> Iterator[Judgement]:
+        """Yield the judgement of an experiment, which is one about each of several inputs."""
+        unit = self._rounding_unit(before)
+        pairs = [
+            (change, compare(before, self._outputs(change.arguments), change.constant, unit)) for change in changes
+        ]
+        pairs = [
+            (change, seen) for change, seen in pairs if seen.compared and (seen.effect or not change.expects_effect)
+        ]
+        if not pairs:
+            return
+        verdicts = {_verdict(seen) for _, seen in pairs}
+        if verdicts == {AGREES}:
+            yield Judgement(experiment, AGREES)
+        elif verdicts == {DISAGREES}:
+            change, seen = pairs[0]
+            found = f"with {change.what}, {seen.number:,} elements of {change.kept} changed by up to {seen.change:.2g}"
+            yield Judgement(experiment, DISAGREES, found, self._first_module(change, unit))
+        elif len(verdicts) > 1:
+            yield Judgement(experiment, UNDECIDED, "it holds for some of its inputs")
+        else:
+            yield Judgement(experiment, UNDECIDED, "outputs changed by no more than rounding, or are not finite")
+
+    def _judge_padding_loss(self) -> Iterator[Judgement]:
+        padding = self.inputs.padding
+        if padding is None:
+            return
+        form, masked, used = tuple(padding.positions.shape), 0, 0
+        with hidden_from_modes():
+            for gradient in self._gradients:
+                by_position = _by_position(gradient, form)
+                if by_position is not None:
+                    nonzero = by_position.ne(0).any(-1)
+                    masked += int(padding.positions.sum())
+                    used += int((nonzero & padding.positions.to(nonzero.device)).sum())
+        if masked and used:
+            found = f"the loss has a gradient at {used:,} of {masked:,} masked positions of its output"
+            yield Judgement(PADDING_LOSS, DISAGREES, found)
+        elif masked:
+            yield Judgement(PADDING_LOSS, AGREES)
+
+    def _outputs(self, arguments: Any) -> list[torch.Tensor]:
+        call = self.call
+        with call.restored(), call.executing(several_ranks(), None, arguments) as output:
+            return [tensor.detach() for tensor in tensors_in(output)]
+
+    def _first_module(self, change: InputChange, unit: float) -> str:
+        """Return the first module inside whose output changes where it must not, the innermost of several."""
+        held: list[tuple[str, list[torch.Tensor]]] = []
+        size = 0
+        differs: list[str] = []
+
+        def hold(name: str, output: Any) -> None:
+            nonlocal size
+            with hidden_from_modes():
+                tensors = [tensor.detach() for tensor in tensors_in(output)]
+                size += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+                if size <= MAX_HELD:
+                    held.append((name, [tensor.clone() for tensor in tensors]))
+
+        def compare_with_held(name: str, output: Any) -> None:
+            if differs or not expected:
+                return
+            own, tensors = expected.pop(0)
+            if own == name and compare(tensors, tensors_in(output), change.constant, unit).differs:
+                differs.append(name)
+
+        call = self.call
+        with call.restored(), call.executing(several_ranks(), hold):
+            expected = held
+        with call.restored(), call.executing(several_ranks(), compare_with_held, change.arguments):
+            pass
+        name = differs[0] if differs else ROOT
+        return call.name if name == ROOT else f"{call.name}.{name}"
+
+    def _rounding_unit(self, outputs: list[torch.Tensor]) -> float:
+        dtypes = {tensor.dtype for tensor in (*outputs, *self.call.module.parameters())}
+        dtypes.update(self.call.autocast_dtypes)
+        return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
+
+
+def _verdict(seen: Comparison) -> str:
+    return AGREES if seen.is_equal else DISAGREES if seen.differs else UNDECIDED
+
+
+def _by_position(gradient: torch.Tensor, form: tuple[int, ...]) -> torch.Tensor | None:
+    """Return the gradient of an output with one vector for each position, None for another form."""
+    if tuple(gradient.shape[:2]) == form:
+        return gradient.reshape(*form, -1)
+    if gradient.dim() > 1 and gradient.shape[0] == form[0] * form[1]:
+        return gradient.reshape(*form, -1)
+    return None
+
+
+def _uses_batch_statistics(modules: list[nn.Module]) -> bool:
+    norms = (module for module in modules if isinstance(module, nn.modules.batchnorm._NormBase))
+    return any(
+        isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.training or norm.running_mean is None)
+        for norm in norms
+    )

@@ -1,0 +1,160 @@
+"""Source `inputs`: executes calls of models again with changed inputs, in verified steps.
+
+It captures the first call of each model in such a step, and executes it after the backward through its output, as
+replays do (see Note [Which call is replayed]). input_changes.py changes the inputs, changed_calls.py judges.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.modules import keywords_of_call
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.replay.fingerprints import CannotReplay
+from traincheck.sources.replay.state_snapshot import without_modes
+from traincheck.sources.verification.changed_calls import ChangedCall, Judgement
+from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.experiments import DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
+
+
+class InputSource:
+    """Changes the inputs of the first call of each model in a verified step. It attaches after the source `modules`."""
+
+    name = "inputs"
+
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, every: int) -> None:
+        self._calls = calls
+        self._catalog = catalog
+        self._steps = VerifiedSteps(every)
+        self._step = 0  # the last verified step
+        self._names: set[str] = set()  # of models that were called in it
+        self._open: ChangedCall | None = None  # the call under way
+        self._called: list[ChangedCall] = []  # calls without a backward so far
+        self._hooks = ExitStack()  # on their outputs
+        self._thread = 0
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        undo = UndoStack()
+        if not is_requested(demand):
+            return undo
+        self._recorder = recorder
+        self._reporters = {
+            experiment.name: Reporter(experiment, recorder)
+            for experiment in (SAMPLES, LATER_TOKENS, PADDING, PADDING_LOSS)
+        }
+        recorder.on_detach(undo, self._release)
+        capture, returned = self._guarded(self._capture), self._guarded(self._returned)
+        release = recorder.guarded(self.name, self._release, always=True)
+
+        def begins(module: nn.Module, args: Any) -> None:
+            if self._called and recorder.steps.window_step != self._step:
+                release()
+            if self._is_verified(module):
+                capture(module, args)
+
+        def ends(module: nn.Module, args: Any, output: Any) -> None:
+            call = self._open
+            if call is not None and module is call.call.outermost and threading.get_ident() == self._thread:
+                returned(output)
+
+        self._calls.add_listener(begins, ends, outermost=True)
+        verify = self._guarded(self._verify)
+        follow: Callable[..., Any] = lambda *args, **kwargs: bool(self._called) or None  # noqa: E731
+        replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: verify(), lambda token: None))
+        return undo
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def quiet(*args: Any) -> None:
+            with without_modes():
+                function(*args)
+
+        return self._recorder.guarded(self.name, quiet)
+
+    def _is_verified(self, module: nn.Module) -> bool:
+        recorder = self._recorder
+        return (
+            module.training
+            and self._steps.includes(recorder.steps.window_step)
+            and torch.is_grad_enabled()
+            and torch._C._get_tracing_state() is None
+            and torch._C._current_graph_task_id() < 0  # a backward recomputes it
+            and recorder.hooks.in_one_thread  # all threads share the random streams
+        )
+
+    def _capture(self, module: nn.Module, args: Any) -> None:
+        step = self._recorder.steps.window_step
+        if step != self._step:
+            self._step = step
+            self._names.clear()
+            self._release()
+        self._open = None
+        name = self._catalog.module_name(module)
+        if name in self._names or next(module.parameters(), None) is None:
+            return
+        self._names.add(name)
+        self._thread = threading.get_ident()
+        try:
+            self._open = ChangedCall(name, module, args, keywords_of_call(self._recorder))
+        except CannotReplay as error:
+            self._reporters[SAMPLES.name].report(name, UNDECIDED, f"the call cannot be executed again: {error}")
+        else:
+            self._open.call.site = self._recorder.sites.here()
+
+    def _returned(self, output: Any) -> None:
+        call, self._open = self._open, None
+        if call is None:
+            return
+        receives = self._recorder.guarded(self.name, call.receives)
+        tensors = call.returns(output)
+        if tensors:
+            self._called.append(call)
+        for tensor in tensors:
+            self._hooks.callback(tensor.register_hook(lambda gradient: receives(gradient)).remove)
+
+    def _verify(self) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        ready = [call for call in self._called if call.has_gradients]
+        if not ready:
+            return
+        self._called = [call for call in self._called if call not in ready]
+        if not self._called:
+            self._hooks.close()
+        hooks = self._recorder.hooks
+        for call in ready:
+            judgements: list[Judgement] = []
+            failed = ""
+            token = hooks.suspend(methods=True)
+            try:
+                judgements += call.judge() if call.call.unchanged else ()
+            except CannotReplay as error:
+                failed = f"the call cannot be executed again: {error}"
+            finally:
+                hooks.resume(token)
+            for experiment, verdict, found, first in judgements:
+                text = f"in step {self._step}, {found}" if verdict == DISAGREES else found
+                reporter = self._reporters[experiment.name]
+                reporter.report(call.call.name, verdict, text, first=first, site=call.call.site)
+            if failed:
+                self._reporters[SAMPLES.name].report(call.call.name, UNDECIDED, failed)
+
+    def _release(self) -> None:
+        self._open = None
+        self._called.clear()
+        self._hooks.close()

@@ -1,0 +1,94 @@
+"""Reads from the graph of a loss how much each of its elements weighs in it.
+
+The last operations of a loss reduce its elements (tokens, pixels) to one number, and scale it: a mean over n elements,
+divided by k micro-batches, gives each element the weight 1 / (k n).
+
+Known limitations: sums of several losses, reductions over some dimensions, and compiled losses are not read. Versions
+of torch that do not show whether hooks changed a saved tensor (before `SavedTensor.unpack_hook`) are not read either:
+to unpack a tensor that checkpointing saved would compute it again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.tensors.reading import hidden_from_modes
+
+MAX_OPERATIONS = 20
+_SCALE = frozenset(("MulBackward0", "DivBackward0"))
+_SAME_VALUE = frozenset(
+    ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "ToCopyBackward0",
+     "CloneBackward0", "AliasBackward0"),
+)  # fmt: skip
+_MEAN, _SUM = 1, 2
+
+
+class LossWeights(NamedTuple):
+    """How a loss weighs its elements: how many it has, the weight of each, and the operation that reduces them."""
+
+    elements: float
+    weight: float
+    reduction: str
+
+
+def weights_of(loss: torch.Tensor) -> LossWeights | None:
+    """Return the weights of the elements of a loss before its backward; None where the graph does not show them."""
+    try:
+        return _weights_of(loss)
+    except RuntimeError:  # an earlier backward freed the graph
+        return None
+
+
+def _weights_of(loss: torch.Tensor) -> LossWeights | None:
+    function, factor = loss.grad_fn, 1.0
+    with hidden_from_modes():
+        for _ in range(MAX_OPERATIONS):
+            if function is None:
+                return None
+            name = type(function).__name__
+            if name in _SCALE:
+                inputs = [index for index, (inner, _) in enumerate(function.next_functions) if inner is not None]
+                number = _saved_number(function, "other" if inputs == [0] else "self") if len(inputs) == 1 else None
+                if number is None or (name == "DivBackward0" and inputs != [0]):
+                    return None
+                factor = factor * number if name == "MulBackward0" else factor / number if number else math.inf
+                function = function.next_functions[inputs[0]][0]
+            elif name in _SAME_VALUE:
+                function = function.next_functions[0][0]
+            else:
+                elements, divisor = _reduced(function, name)
+                return LossWeights(elements, factor / divisor, name) if elements and divisor else None
+    return None
+
+
+def _reduced(function: Any, name: str) -> tuple[float, float]:
+    """Return the number of elements that an operation reduces, and by what it divides their sum; zeros if unknown."""
+    if name in ("MeanBackward0", "SumBackward0"):
+        count = float(math.prod(function._saved_self_sym_sizes))
+        return count, count if name == "MeanBackward0" else 1.0
+    reduction = getattr(function, "_saved_reduction", None)
+    if reduction not in (_MEAN, _SUM):
+        return 0.0, 0.0
+    if name.startswith("NllLoss"):
+        count = _saved_number(function, "total_weight") or 0.0
+    else:
+        tensor = _saved(function, "self")
+        count = 0.0 if tensor is None else float(tensor.numel())
+    return count, count if reduction == _MEAN else 1.0
+
+
+def _saved_number(function: Any, name: str) -> float | None:
+    tensor = _saved(function, name)
+    return float(tensor) if tensor is not None and tensor.numel() == 1 else None
+
+
+def _saved(function: Any, name: str) -> torch.Tensor | None:
+    """Return a tensor that an operation saved, None if it saved none or if hooks changed it."""
+    raw = getattr(function, f"_raw_saved_{name}", None)
+    if raw is None or getattr(raw, "unpack_hook", raw) is not None:
+        return None
+    tensor = getattr(function, f"_saved_{name}")
+    return tensor if isinstance(tensor, torch.Tensor) else None

@@ -1,0 +1,313 @@
+"""Tests the experiments `samples`, `later_tokens`, `padding` and `padding_loss` on right and wrong models."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from traincheck.sources.verification import changed_calls
+from traincheck.sources.verification.input_changes import CallInputs
+from traincheck.vocab.experiments import AGREES, DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
+from verified_runs import VerifiedRun, verified
+
+WORDS, WIDTH, LENGTH, BATCH = 11, 16, 12, 4
+PAD = 0
+
+
+class Block(nn.Module):
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, dropout=0.1, batch_first=batch_first)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, padding: torch.Tensor | None) -> torch.Tensor:
+        attended, _ = self.attention(x, x, x, attn_mask=mask, key_padding_mask=padding, need_weights=False)
+        return self.mlp(x + attended) + x
+
+
+class Transformer(nn.Module):
+    """A language model. `sees` is how many later tokens a position sees, all of them with None."""
+
+    def __init__(self, sees: int | None = 0, batch_first: bool = True, uses_mask: bool = True) -> None:
+        super().__init__()
+        self.sees, self.uses_mask = sees, uses_mask
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block(batch_first) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x, length = self.embedding(tokens), tokens.shape[1]
+        causal = None if self.sees is None else torch.ones(length, length, dtype=torch.bool).triu(1 + self.sees)
+        for block in self.blocks:
+            x = block(x, causal, ~mask if mask is not None and self.uses_mask else None)
+        return self.head(x)
+
+
+def tokens() -> tuple[torch.Tensor, ...]:
+    return (torch.randint(1, WORDS, (BATCH, LENGTH)),)
+
+
+def padded_tokens() -> tuple[torch.Tensor, ...]:
+    (words,) = tokens()
+    mask = torch.arange(LENGTH) < torch.tensor([LENGTH, 9, 7, 5])[:, None]
+    return words.masked_fill(~mask, PAD), mask
+
+
+def features() -> tuple[torch.Tensor, ...]:
+    return (torch.randn(5, 9, 6),)
+
+
+def images() -> tuple[torch.Tensor, ...]:
+    return (torch.randn(6, 3, 8, 8),)
+
+
+def word_loss(output: torch.Tensor, words: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, 1), words.flatten(), ignore_index=ignore_index)
+
+
+def masked_loss(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    return word_loss(output, words, PAD)
+
+
+def square(output: Any, inputs: torch.Tensor) -> torch.Tensor:
+    return (output[0] if isinstance(output, tuple) else output).square().mean()
+
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+Batch = Callable[[], tuple[Any, ...]]
+
+
+def training(model: nn.Module, batch: Batch, loss: Loss = square, steps: int = 4) -> Iterator[None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        inputs = batch()
+        optimizer.zero_grad()
+        loss(model(*inputs), inputs[0]).backward()
+        optimizer.step()
+        yield
+
+
+def run(folder: Path, model: nn.Module, batch: Batch, loss: Loss = square) -> VerifiedRun:
+    result = verified(folder, training(model, batch, loss))
+    assert result.findings == [], "a fact about a model is no finding without a rule"
+    return result
+
+
+def test_a_causal_model_sees_neither_later_tokens_nor_other_samples(tmp_path: Path) -> None:
+    result = run(tmp_path, Transformer(), tokens, word_loss)
+    assert [verdict.step for verdict in result.verdicts[LATER_TOKENS.name]] == [2, 4]
+    assert set(result.of(LATER_TOKENS.name)) == set(result.of(SAMPLES.name)) == {AGREES}
+    assert PADDING.name not in result.verdicts and PADDING_LOSS.name not in result.verdicts
+
+
+@pytest.mark.parametrize("sees", [1, None])
+def test_later_tokens_are_seen_without_a_right_mask(sees: int | None, tmp_path: Path) -> None:
+    result = run(tmp_path, Transformer(sees), tokens, word_loss)
+    assert set(result.of(SAMPLES.name)) == {AGREES}
+    assert set(result.of(LATER_TOKENS.name)) == {DISAGREES}
+    verdict = result.first(LATER_TOKENS.name)
+    assert (verdict.subject, verdict.first) == ("Transformer", "Transformer.blocks.0.attention")
+    assert verdict.found.startswith("in step 2, with other tokens from position 8 on, ")
+
+
+def test_attention_over_the_batch(tmp_path: Path) -> None:
+    result = run(tmp_path, Transformer(None, batch_first=False), tokens, word_loss)
+    assert set(result.of(SAMPLES.name)) == {DISAGREES}
+    assert result.first(SAMPLES.name).first == "Transformer.blocks.0.attention"
+    assert "sample 1 in place of sample 2" in result.first(SAMPLES.name).found
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_recurrent_models(bidirectional: bool, tmp_path: Path) -> None:
+    result = run(tmp_path, nn.LSTM(6, 8, batch_first=True, bidirectional=bidirectional), features)
+    assert set(result.of(SAMPLES.name)) == {AGREES}
+    assert set(result.of(LATER_TOKENS.name)) == {DISAGREES if bidirectional else AGREES}
+
+
+def test_batch_statistics_leave_it_undecided(tmp_path: Path) -> None:
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)
+    result = run(tmp_path, nn.Sequential(*layers), images)
+    assert set(result.of(SAMPLES.name)) == {UNDECIDED}
+    assert "statistics of the batch" in result.first(SAMPLES.name).found
+    model = nn.Sequential(*layers)
+    model.train()
+    model[1].eval()  # a frozen layer
+    assert set(run(tmp_path / "frozen", model, images).of(SAMPLES.name)) == {AGREES}
+
+
+class Flat(nn.Module):
+    """Returns one row for each token, as many language models do."""
+
+    def __init__(self, sees: int | None) -> None:
+        super().__init__()
+        self.model = Transformer(sees)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        logits = self.model(batch["tokens"]).flatten(0, 1)
+        return {"loss": F.cross_entropy(logits, batch["labels"].flatten()), "logits": logits}
+
+
+@pytest.mark.parametrize("sees", [0, None])
+def test_flat_outputs_dicts_and_losses_inside_the_model(sees: int | None, tmp_path: Path) -> None:
+    def batch() -> tuple[dict[str, torch.Tensor]]:
+        (words,) = tokens()
+        return ({"tokens": words, "labels": words.roll(-1, 1)},)
+
+    model = Flat(sees)
+    result = verified(tmp_path, training(model, batch, lambda output, _: output["loss"]))
+    assert set(result.of(SAMPLES.name)) == {AGREES}
+    assert set(result.of(LATER_TOKENS.name)) == {AGREES if sees == 0 else DISAGREES}
+
+
+@pytest.mark.parametrize("uses_mask", [True, False])
+def test_padding_and_its_mask(uses_mask: bool, tmp_path: Path) -> None:
+    result = run(tmp_path, Transformer(None, uses_mask=uses_mask), padded_tokens, masked_loss)
+    assert set(result.of(PADDING.name)) == {AGREES if uses_mask else DISAGREES}
+    assert set(result.of(PADDING_LOSS.name)) == {AGREES}
+    if not uses_mask:
+        assert result.first(PADDING.name).first == "Transformer.blocks.0.attention"
+
+
+def test_padding_that_contributes_to_the_loss(tmp_path: Path) -> None:
+    result = run(tmp_path, Transformer(None), padded_tokens, word_loss)
+    assert set(result.of(PADDING.name)) == {AGREES}
+    assert set(result.of(PADDING_LOSS.name)) == {DISAGREES}
+    assert "at 15 of 15 masked positions" in result.first(PADDING_LOSS.name).found
+
+
+class LastState(nn.Module):
+    """Classifies a sequence by the state after its last token, or after the last position."""
+
+    def __init__(self, uses_lengths: bool) -> None:
+        super().__init__()
+        self.uses_lengths = uses_lengths
+        self.rnn, self.head = nn.GRU(6, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        states, _ = self.rnn(x)
+        last = lengths - 1 if self.uses_lengths else torch.full_like(lengths, x.shape[1] - 1)
+        return self.head(states[torch.arange(len(x)), last])
+
+
+@pytest.mark.parametrize("uses_lengths", [True, False])
+def test_lengths_say_what_is_padding(uses_lengths: bool, tmp_path: Path) -> None:
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        x, lengths = torch.randn(5, 9, 6), torch.tensor([9, 7, 6, 4, 3])
+        return x * (torch.arange(9) < lengths[:, None])[..., None], lengths
+
+    result = run(tmp_path, LastState(uses_lengths), batch)
+    assert set(result.of(PADDING.name)) == {AGREES if uses_lengths else DISAGREES}
+
+
+def test_what_cannot_be_told_apart_is_not_judged(tmp_path: Path) -> None:
+    """A mask of positions may look like a tensor of samples."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.layer(x, src_mask=mask)
+
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(9, 9, 6), torch.ones(9, 9, dtype=torch.bool).triu(1)
+
+    result = run(tmp_path, Masked(), batch)
+    assert set(result.of(SAMPLES.name)) == {UNDECIDED}
+    assert "as many samples as positions" in result.first(SAMPLES.name).found
+
+
+def test_a_call_that_does_not_repeat_is_not_judged(tmp_path: Path) -> None:
+    class Noisy(nn.Module):
+        generator = torch.Generator()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + torch.rand(x.shape, generator=Noisy.generator)
+
+    assert set(run(tmp_path, Noisy(), features).of(SAMPLES.name)) == {UNDECIDED}
+
+
+def test_a_call_that_fails_with_other_inputs_is_not_judged(tmp_path: Path) -> None:
+    class Sorted(nn.LSTM):
+        """Accepts only samples whose first features ascend."""
+
+        def forward(self, x: torch.Tensor) -> Any:
+            if not torch.equal(x[:, :, 0].sort(1).values, x[:, :, 0]):
+                raise ValueError("not sorted")
+            return super().forward(x)
+
+    def batch() -> tuple[torch.Tensor]:
+        x = torch.randn(5, 9, 6)
+        x[:, :, 0] = torch.arange(45.0).view(5, 9)
+        return (x,)
+
+    result = run(tmp_path, Sorted(6, 8, batch_first=True), batch)
+    assert set(result.of(SAMPLES.name)) == {AGREES}
+    assert set(result.of(LATER_TOKENS.name)) == {UNDECIDED}
+    assert result.first(LATER_TOKENS.name).found.endswith("ValueError: not sorted")
+
+
+def test_a_call_without_a_backward_is_released(tmp_path: Path) -> None:
+    copies: list[weakref.ref[torch.Tensor]] = []
+    left: list[int] = []
+
+    def noting(arguments: Any) -> CallInputs:
+        inputs = CallInputs(arguments)
+        copies.extend(weakref.ref(leaf) for leaf in inputs.leaves)
+        return inputs
+
+    def steps() -> Iterator[None]:
+        teacher, student = nn.Linear(6, 6), nn.Linear(6, 6)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (x,) = features()
+            F.mse_loss(student(x), teacher(x).detach()).backward()
+            optimizer.step()
+            left.append(sum(copy() is not None for copy in copies))
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changed_calls, "CallInputs", noting)
+        verified(tmp_path, steps(), every=100)
+    assert len(copies) == 2 and left == [0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("batch", [tokens, padded_tokens])
+def test_the_training_is_the_same_to_the_last_bit(batch: Callable[[], Any], tmp_path: Path) -> None:
+    def trained(observed: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
+        torch.manual_seed(1)
+        model = Transformer(None)
+        steps = training(model, batch, masked_loss)
+        if observed:
+            assert verified(tmp_path, steps, every=1).of(SAMPLES.name).count(AGREES) == 4
+        for _ in steps:
+            pass
+        return [parameter.detach() for parameter in model.parameters()], torch.get_rng_state()
+
+    (alone, state), (observed, state_observed) = trained(False), trained(True)
+    assert all(map(torch.equal, alone, observed)) and torch.equal(state, state_observed)
+
+
+def test_no_hook_stays(tmp_path: Path) -> None:
+    model, outputs = Transformer(), list[torch.Tensor]()
+
+    def loss(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        outputs.append(output)
+        return word_loss(output, words)
+
+    run(tmp_path, model, tokens, loss)
+    assert outputs and not any(output._backward_hooks for output in outputs)
+    assert not any(module._forward_hooks for module in model.modules())
