@@ -192,8 +192,8 @@ def edited_parameter() -> torch.Tensor:
     ],
     ids=[
         "mlp", "in-place", "function", "dirty", "inner-graph", "straight-through", "reentrant", "checkpoint",
-        "native-dropout", "gumbel", "rsample", "bernoulli", "loss", "detach", "cosine", "changed", "second-order", "norm",
-        "edited-parameter",
+        "native-dropout", "gumbel", "rsample", "bernoulli", "loss", "detach", "cosine", "changed", "second-order",
+        "norm", "edited-parameter",
     ],
 )  # fmt: skip
 def test_gradients_are_derivatives_of_the_tape(loss: Loss) -> None:
