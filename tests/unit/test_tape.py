@@ -152,10 +152,8 @@ def changed_without_gradients() -> torch.Tensor:
 
 def penalty_through_a_norm() -> torch.Tensor:
     point = X.clone().requires_grad_()
-    hidden = F.layer_norm(FIRST(point), (5,))
-    (slope,) = torch.autograd.grad(
-        LAST(F.batch_norm(hidden, None, None, training=True)).sin().sum(), point, create_graph=True
-    )
+    hidden = F.batch_norm(F.layer_norm(FIRST(point), (5,)), None, None, training=True)
+    (slope,) = torch.autograd.grad(LAST(hidden).sin().sum(), point, create_graph=True)
     return (slope.norm(2, 1) - 1).square().mean()
 
 

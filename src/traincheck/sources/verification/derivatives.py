@@ -101,6 +101,7 @@ class DerivativeSource(RecorderListener):
         self._steps = VerifiedSteps(every)
         self._recording: TapeRecording | None = None
         self._step = 0
+        self._model = ""  # the first that the recording saw
         self._verified = 0  # backwards of the step
         self._backward: _Backward | None = None
         self._undecided: dict[str, int] = {}  # by subject: attempts in a row without a result
@@ -219,7 +220,7 @@ class DerivativeSource(RecorderListener):
             self._reporter.report(name, UNDECIDED, "it is compiled")
             self._undecided[name] = MAX_UNDECIDED
             return
-        self._hooked = False
+        self._hooked, self._model = False, name
         self._recording = TapeRecording(self._recorder.sites.here)
         self._recording.turn_on()
         self._recording.call_begins(module)
@@ -297,7 +298,7 @@ class DerivativeSource(RecorderListener):
         if not create_graph:
             recording.turn_off()
         if recording.failed:
-            self._undecide(self._subject(None), recording.failed)
+            self._undecide(self._model, recording.failed)
             self._stop()
             return None
         if self._verified >= MAX_BACKWARDS:
@@ -307,7 +308,7 @@ class DerivativeSource(RecorderListener):
         try:
             computation = recording.tape.computation(sources)
         except CannotExecute as error:
-            self._undecide(self._subject(None), str(error))
+            self._undecide(self._model, str(error))
             if not create_graph:
                 self._resume()
             return None
@@ -339,12 +340,11 @@ class DerivativeSource(RecorderListener):
         if not recording.tape.is_empty:
             recording.turn_on()
 
-    def _subject(self, computation: Computation | None) -> str:
-        calls = () if computation is None else (entry.call for entry in computation.entries if entry.call is not None)
-        call = next(iter(calls), None)
+    def _subject(self, computation: Computation) -> str:
+        call = next((entry.call for entry in computation.entries if entry.call is not None), None)
         while call is not None and call.parent is not None:
             call = call.parent
-        return "the loss" if call is None else self._catalog.model_name(call.module)
+        return self._model if call is None else self._catalog.model_name(call.module)
 
     def _verify(self, backward: _Backward, recording: TapeRecording) -> None:
         subject, computation = backward.subject, backward.objective.computation
