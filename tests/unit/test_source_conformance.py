@@ -25,7 +25,7 @@ from traincheck.sources.base import UndoStack, wrapping
 from traincheck.sources.base import replace as put
 from traincheck.sources.template import DECLARATION, TinyOptimSource
 from traincheck.testing.sources import NotConforming, check_source
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import ALL, COMPUTATION, Demand
 from traincheck.vocab.events import MISSING, NO_CALL, Reading
 from traincheck.vocab.facts import value_of
 
@@ -171,8 +171,9 @@ def test_a_program_that_proves_nothing_is_refused() -> None:
 
 def test_every_built_source_is_declared() -> None:
     offered = [offer.source for offer in registry.offers()]
-    of_verification = {"replays", *(name for name, home in plugins.SOURCES.items() if ".verification." in home)}
-    assert set(offered) == set(plugins.SOURCES) - of_verification - {"summaries"}
+    declarations = plugins.load(plugins.SOURCE_GROUP, plugins.SOURCES)
+    verifying = {name for name, declaration in declarations.items() if declaration.serves_reading(COMPUTATION, ALL)}
+    assert set(offered) == set(plugins.SOURCES) - verifying - {"summaries"}
 
 
 def adding(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:

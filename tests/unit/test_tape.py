@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
+from traincheck.sources.verification.derivative_check import Objective, difference
 from traincheck.sources.verification.tape import CannotExecute, Computation
+from traincheck.sources.verification.tape_operations import fused_attention
 from traincheck.sources.verification.tape_recording import TapeRecording
 
 Loss = Callable[[], torch.Tensor]
@@ -52,7 +56,7 @@ def derivative_error(computation: Computation) -> float:
 
 
 def check(loss: Loss, parameters: Sequence[torch.Tensor], *, most: float = 1e-5) -> Computation:
-    """The tape gives the same bits, and the gradients are its derivatives."""
+    """The tape gives the same bits, and the gradients are its derivatives, which finite differences confirm."""
     for parameter in parameters:
         parameter.grad = None
     computation, value = computed(loss)
@@ -61,6 +65,8 @@ def check(loss: Loss, parameters: Sequence[torch.Tensor], *, most: float = 1e-5)
     own = {id(leaf) for leaf in computation.leaves}
     assert all(id(parameter) in own for parameter in parameters if parameter.grad is not None)
     assert derivative_error(computation) < most
+    gradients = {id(leaf): leaf.grad for leaf in computation.leaves}
+    assert difference(Objective(computation, [None]), [value.detach()], gradients) is None
     return computation
 
 
@@ -144,6 +150,15 @@ def changed_without_gradients() -> torch.Tensor:
     return hidden.square().sum()
 
 
+def penalty_through_a_norm() -> torch.Tensor:
+    point = X.clone().requires_grad_()
+    hidden = F.layer_norm(FIRST(point), (5,))
+    (slope,) = torch.autograd.grad(
+        LAST(F.batch_norm(hidden, None, None, training=True)).sin().sum(), point, create_graph=True
+    )
+    return (slope.norm(2, 1) - 1).square().mean()
+
+
 def edited_parameter() -> torch.Tensor:
     first = LAST(FIRST(X)).mean()
     with torch.no_grad():
@@ -172,12 +187,13 @@ def edited_parameter() -> torch.Tensor:
         lambda: F.cosine_similarity(FIRST(X), X).sum(),
         changed_without_gradients,
         gradient_penalty,
+        penalty_through_a_norm,
         edited_parameter,
     ],
     ids=[
         "mlp", "in-place", "function", "dirty", "inner-graph", "straight-through", "reentrant", "checkpoint",
         "native-dropout", "gumbel", "rsample", "bernoulli", "loss", "detach", "cosine", "changed", "second-order",
-        "edited-parameter",
+        "norm", "edited-parameter",
     ],
 )  # fmt: skip
 def test_gradients_are_derivatives_of_the_tape(loss: Loss) -> None:
@@ -363,7 +379,42 @@ def test_a_dropped_computation_frees_what_it_held() -> None:
     assert not recording.tape.entries and not recording.tape.held
 
 
+@pytest.mark.parametrize(
+    ("operation", "further"),
+    [
+        (torch.ops.aten._scaled_dot_product_flash_attention.default, (0.0, True)),
+        (torch.ops.aten._scaled_dot_product_efficient_attention.default, (None, True, 0.0, True)),
+    ],
+)
+def test_fused_attention_has_a_form_in_double_precision(operation: Any, further: tuple[Any, ...]) -> None:
+    query, key, value = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
+    attention = fused_attention(operation)
+    assert attention is not None
+    output, *others = attention(query, key, value, *further, scale=0.3)
+    assert others == [None] * (len(operation._schema.returns) - 1)
+    assert torch.allclose(output, F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3))
+
+
 def test_a_replaced_constant_is_used() -> None:
     computation, _ = computed(lambda: FIRST(X).sum())
     doubled = computation.execute([(X, X * 2)]).roots[0]
     assert torch.equal(doubled, FIRST(X * 2).sum().detach())
+
+
+def test_operations_that_wait_for_other_ranks_are_not_executed(tmp_path: Path) -> None:
+    class Reduced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: torch.Tensor) -> torch.Tensor:
+            total = hidden.clone()
+            dist.all_reduce(total)
+            return total
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        assert reason(lambda: Reduced.apply(FIRST(X)).sum()) == "it waits for other ranks"
+    finally:
+        dist.destroy_process_group()

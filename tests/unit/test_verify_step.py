@@ -185,7 +185,7 @@ class Judge:
         reporter = Reporter(DERIVATIVE, recorder)
 
         def report(optimizer: Any, args: Any, kwargs: Any) -> None:
-            reporter.report("Counting", self._verdict, "the gradient of last.bias is twice as large", first="last.bias")
+            reporter.report("Judged", self._verdict, "the gradient of last.bias is twice as large", first="last.bias")
 
         hook = register_optimizer_step_post_hook(recorder.guarded(self.name, report))
         undo.callback(hook.remove)
@@ -216,11 +216,11 @@ def test_undecided_computations_are_returned_with_their_reasons(monkeypatch: pyt
     judged(monkeypatch, UNDECIDED)
     model = Counting()
     verified = verify_step(model, batch(), loss_of, torch.optim.SGD(model.parameters(), lr=0.1))
-    reasons = [row.reasons for row in verified.undecided if row.subject == "Counting"]
+    reasons = [row.reasons for row in verified.undecided if row.subject == "Judged"]
     assert ("the gradient of last.bias is twice as large",) in reasons
     judged(monkeypatch, AGREES)
     verified = verify_step(model, batch(), loss_of, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert "derivative" in [row.experiment for row in verified.agreed]
+    assert ("derivative", "Judged") in [(row.experiment, row.subject) for row in verified.agreed]
 
 
 def test_shared_and_nested_state_of_an_optimizer_is_restored_in_place() -> None:

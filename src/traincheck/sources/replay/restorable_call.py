@@ -31,7 +31,8 @@ from traincheck.sources.replay.state_snapshot import (
 from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
 
 ROOT = "the result"
-_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+"""Namespaces of operations that wait for other ranks."""
 
 
 class RestorableCall:
@@ -166,7 +167,7 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]  # torch does not
     """Raises on collectives: a rank that replays alone must not wait for other ranks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in _COLLECTIVES:
+        if func.namespace in COLLECTIVES:
             raise CannotReplay(f"it waits for other ranks ({func})")
         return func(*args, **(kwargs or {}))
 

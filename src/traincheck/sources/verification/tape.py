@@ -31,6 +31,7 @@ from torch import nn
 
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
+from traincheck.sources.verification.tape_operations import fused_attention
 
 
 class CannotExecute(Exception):
@@ -381,7 +382,7 @@ def _substitute(op: Callable[..., Any]) -> Callable[..., Any] | None:
     from torch._decomp import decomposition_table  # imports symbolic shapes, which are slow to import
 
     table: Mapping[Any, Callable[..., Any]] = decomposition_table
-    return table.get(op)
+    return fused_attention(op) or table.get(op)
 
 
 def _of_type(arg: Any, source: Any) -> Any:

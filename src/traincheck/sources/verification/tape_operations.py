@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+
+from traincheck.sources.replay.restorable_call import COLLECTIVES
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 ZERO_DERIVATIVE = frozenset(("aten::bernoulli", "aten::normal", "aten::poisson", "aten::binomial"))
@@ -20,6 +23,8 @@ class Operation(NamedTuple):
     trains: int
     random: bool
     probabilities: tuple[tuple[int, str], ...]  # of dropout
+    repeated: tuple[int, ...]  # other arguments in another form, which may be left out
+    waits: bool  # for other ranks: a rank that verifies alone must not execute it
 
 
 def describe(func: Any) -> Operation:
@@ -33,6 +38,8 @@ def describe(func: Any) -> Operation:
         next((i for i, a in arguments if a.name in ("training", "train", "use_input_stats")), -1),
         _RANDOM in func.tags,
         tuple((i, a.name) for i, a in arguments if a.name in ("dropout_p", "dropout")),
+        tuple(i for i, a in arguments if a.name == "weight_buf"),
+        func.namespace in COLLECTIVES,
     )
 
 
@@ -52,6 +59,29 @@ def drop_out(probability: float, train: bool | None, tensor: torch.Tensor, mask:
 def same_value(tensor: torch.Tensor) -> torch.Tensor:
     """Return what a random operation without a derivative drew."""
     return tensor
+
+
+def fused_attention(op: Any) -> Callable[..., Any] | None:
+    """Return a function that computes what a fused kernel for attention does, in any precision; None for others."""
+    schema = getattr(op, "_schema", None)
+    name = "" if schema is None else schema.name.partition("::")[2]
+    if schema is None or not (name.startswith("_scaled_dot_product_") and name.endswith("attention")):
+        return None
+    names = [a.name for a in schema.arguments]
+
+    def attention(*args: Any, **kwargs: Any) -> list[torch.Tensor | None]:
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        bias = values.get("attn_bias")
+        output, _ = torch.ops.aten._scaled_dot_product_attention_math(
+            *(values[name] for name in ("query", "key", "value")),
+            bias if bias is None or bias.dtype == torch.bool else bias.to(values["query"].dtype),
+            0.0,
+            values.get("is_causal", False),
+            scale=values.get("scale"),
+        )
+        return [output, *[None] * (len(schema.returns) - 1)]
+
+    return attention
 
 
 def shift(tensor: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,10 @@ tensor counts as a result if the same call of the function computed it. The fram
 that; no function of torch is patched. Reentrant checkpointing is such a function, too, but it runs the program's own
 code, in which `detach` ends the flow of gradients.
 
+In a backward that creates a graph, formulas of torch take statistics that the forward returned (the mean and the
+deviation of a normalisation). They require no gradient, but the formulas differentiate through them. So they are
+results there, too.
+
 Note [The mode is not seen]
 The mode changes no operation. It is on the stack of modes only between the first forward of a step and a backward, and
 only if no other mode is there. A backward that creates a graph runs under the mode, as its operations belong to the
@@ -85,6 +89,7 @@ class _Known(NamedTuple):
     weak: Any
     region: int
     group: int
+    is_statistic: bool  # one of several results, such as the mean of a normalisation
 
 
 class _Region(NamedTuple):
@@ -269,16 +274,19 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         if not is_deterministic(func, op, args, kwargs):
             return self._record_random(func, op, args, kwargs, region)
         written = tuple(self._written(op, args, kwargs))
+        missing = "it waits for other ranks" if op.waits else ""
         inside = region.number
         if func is torch.ops.aten.detach.default:
             func = torch.ops.aten.alias.default  # an execution that records gradients goes on through it
-        entry = Entry(func, (), {}, (), (), call=self.call, function=region.function)
+        entry = Entry(func, (), {}, (), (), call=self.call, function=region.function, missing=missing)
         reads: list[int] = []
         scratch = op.statistics if op.trains >= 0 and argument(args, op.trains) else ()
         for tensor in written:
             self._copy_held(tensor)
         converted = [
-            self._convert(arg, entry, reads, inside, written, scratch=position in scratch)
+            self._convert(
+                None if position in op.repeated else arg, entry, reads, inside, written, scratch=position in scratch
+            )
             for position, arg in enumerate(args)
         ]
         entry.args = tuple(converted)
@@ -307,15 +315,16 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
                 numbers.append(-1)
                 self._known.pop(tensor._cdata, None)
             else:
-                numbers.append(self._add_result(tensor, opened.region))
+                is_statistic = len(results) > 1 and tensor.is_floating_point()
+                numbers.append(self._add_result(tensor, opened.region, is_statistic=is_statistic))
         entry.results = tuple(numbers)
         self.tape.entries.append(entry)
 
-    def _add_result(self, tensor: torch.Tensor, region: int) -> int:
+    def _add_result(self, tensor: torch.Tensor, region: int, *, is_statistic: bool) -> int:
         number, group = self._new_value(tensor)
         ref = Ref(number, tensor.dtype)
         self.result_bytes += 8 * tensor.numel()
-        self._known[tensor._cdata] = _Known(ref, torch._C._WeakTensorRef(tensor), region, group)
+        self._known[tensor._cdata] = _Known(ref, torch._C._WeakTensorRef(tensor), region, group, is_statistic)
         self._geometry[_geometry(group, tensor)] = ref
         return number
 
@@ -350,6 +359,8 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
         if known is not None and known.region and known.region != region and tensor.requires_grad:
             self._follow(known, tensor)
         if region and known is not None and (tensor.requires_grad or known.region == region):
+            return self._usable(known)
+        if known is not None and known.is_statistic and torch._C._current_graph_task_id() >= 0:
             return self._usable(known)
         if tensor.requires_grad and not tensor.is_leaf:
             return self._usable(known) if known is not None else self._of_memory(tensor)
@@ -422,7 +433,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
             if memory is None:
                 continue
             result = self._result_in(memory, tensor)
-            if shifted is None and result is not None:
+            if shifted is None and result is not None and not op.waits:
                 shifted = self._begin_shift(tensor, result, memory.group)
             else:
                 self._unusable[memory.group] = self._values
@@ -482,7 +493,7 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
             self.tape.held[self._values] = Held(whole, whole, version_of(whole))
             self._whole[group] = self._values
         source = _strided(self._whole[group], tensor)
-        self._known[tensor._cdata] = _Known(source, torch._C._WeakTensorRef(tensor), region, group)
+        self._known[tensor._cdata] = _Known(source, torch._C._WeakTensorRef(tensor), region, group, False)
         return source
 
     # -- random operations -----------------------------------------------------------------------------------------
