@@ -161,9 +161,9 @@ def test_flat_outputs_dicts_and_losses_inside_the_model(sees: int | None, tmp_pa
         return ({"tokens": words, "labels": words.roll(-1, 1)},)
 
     model = Flat(sees)
-    result = verified(tmp_path, training(model, batch, lambda output, _: output["loss"]))
+    result = verified(tmp_path, training(model, batch, lambda output, _: output["loss"], 8))
     assert set(result.of(SAMPLES.name)) == {AGREES}
-    assert set(result.of(LATER_TOKENS.name)) == {AGREES if sees == 0 else DISAGREES}
+    assert result.of(LATER_TOKENS.name) == 2 * [AGREES if sees == 0 else DISAGREES]  # labels are another sequence
 
 
 @pytest.mark.parametrize("uses_mask", [True, False])
@@ -204,6 +204,36 @@ def test_lengths_say_what_is_padding(uses_lengths: bool, tmp_path: Path) -> None
 
     result = run(tmp_path, LastState(uses_lengths), batch)
     assert set(result.of(PADDING.name)) == {AGREES if uses_lengths else DISAGREES}
+
+
+class Translator(nn.Module):
+    """Predicts each token of a target from the earlier ones and from all of a source."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.decoder = nn.TransformerDecoderLayer(WIDTH, 2, WIDTH, batch_first=True)
+        self.head, self.causal = nn.Linear(WIDTH, WORDS), causal
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        length = target.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1) if self.causal else None
+        return self.head(self.decoder(self.embedding(target), self.embedding(source), tgt_mask=mask))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_source_is_no_target_of_the_same_length(causal: bool, tmp_path: Path) -> None:
+    lengths = iter([7, LENGTH, LENGTH, 9, LENGTH, 8])  # in steps 2, 3 and 5 a source is as long as its target
+
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(1, WORDS, (BATCH, next(lengths))), tokens()[0]
+
+    def loss(output: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return output.square().mean()
+
+    result = verified(tmp_path, training(Translator(causal), batch, loss, 6), every=1)
+    assert [verdict.step for verdict in result.verdicts[LATER_TOKENS.name]] == [3, 4, 5, 6]
+    assert set(result.of(LATER_TOKENS.name)) == {AGREES if causal else DISAGREES}
 
 
 def test_what_cannot_be_told_apart_is_not_judged(tmp_path: Path) -> None:

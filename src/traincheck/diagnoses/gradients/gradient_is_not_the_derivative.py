@@ -20,8 +20,8 @@ DIAGNOSIS = Diagnosis(
         "forward that depends on a counter.",
     ),
     explains=(Match(verb=IS_VERIFIED, api=f"{KIND}.{DERIVATIVE.name}"),),
-    priority=1,
-    priority_reason="Every update follows the wrong gradient.",
+    priority=2,
+    priority_reason="Every update follows the wrong gradient. A recomputation that differs names its cause better.",
     example="""\
 class Scale(torch.autograd.Function):
     @staticmethod

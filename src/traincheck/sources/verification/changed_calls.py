@@ -13,7 +13,7 @@ from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
-from traincheck.sources.verification.input_changes import CallInputs, Comparison, InputChange, compare
+from traincheck.sources.verification.input_changes import AlignedSequences, CallInputs, Comparison, InputChange, compare
 from traincheck.vocab.experiments import (
     AGREES,
     DISAGREES,
@@ -48,12 +48,14 @@ class ChangedCall:
         self.call = RestorableCall(name, module, args, keywords)
         self.inputs = CallInputs(self.call.arguments)
         self._seen: list[Fingerprint] = []
+        self._shapes: list[tuple[int, ...]] = []
         self._gradients: list[torch.Tensor] = []
         self.has_gradients = False
 
     def returns(self, output: Any) -> list[torch.Tensor]:
         """Note the output of the program's call; returns the tensors in it that may receive gradients."""
         tensors = tensors_in(output)
+        self._shapes = [tuple(tensor.shape) for tensor in tensors]
         with hidden_from_modes():
             self._seen = deferred_fingerprints(tensors)
         return [tensor for tensor in tensors if tensor.requires_grad]
@@ -65,10 +67,14 @@ class ChangedCall:
             with hidden_from_modes():
                 self._gradients.append(gradient.detach().clone())
 
-    def judge(self) -> Iterator[Judgement]:
-        """Yield the judgements of all experiments that apply to the inputs. Raises CannotReplay."""
-        yield from self._judge_padding_loss()
-        experiments = [experiment for experiment, changes in self._changes() if changes]
+    def judge(self, sequences: AlignedSequences) -> Iterator[Judgement]:
+        """Yield the judgements of all experiments that apply to the inputs. Raises CannotReplay.
+
+        `sequences` are those of the model's earlier calls.
+        """
+        aligned = sequences.add(self.inputs, self._shapes)
+        yield from self._judge_padding_loss(aligned)
+        experiments = [(experiment, changes) for experiment, changes in self._changes(aligned) if changes]
         if not experiments:
             return
         reason = "it computes with statistics of the batch" if _uses_batch_statistics(self.call.modules) else ""
@@ -77,9 +83,7 @@ class ChangedCall:
         before = [] if reason else self._outputs(self.call.arguments)
         if not reason and not self._repeats(before):
             reason = "the call gives other results when it is executed again"
-        for experiment, changes in self._changes():
-            if not changes:
-                continue
+        for experiment, changes in experiments:
             if reason:
                 yield Judgement(experiment, UNDECIDED, reason)
                 continue
@@ -88,9 +92,9 @@ class ChangedCall:
             except CannotReplay as error:
                 yield Judgement(experiment, UNDECIDED, f"the call cannot be executed with other inputs: {error}")
 
-    def _changes(self) -> Iterator[tuple[Experiment, list[InputChange]]]:
+    def _changes(self, aligned: list[int]) -> Iterator[tuple[Experiment, list[InputChange]]]:
         inputs = self.inputs
-        later = [inputs.later_tokens(index) for index in inputs.sequences]
+        later = [inputs.later_tokens(index) for index in aligned]
         padding = None if inputs.padding is None else inputs.padding_change(inputs.padding)
         for experiment, changes in ((SAMPLES, [inputs.other_sample()]), (LATER_TOKENS, later), (PADDING, [padding])):
             yield experiment, [change for change in changes if change is not None]
@@ -124,9 +128,9 @@ class ChangedCall:
         else:
             yield Judgement(experiment, UNDECIDED, "outputs changed by no more than rounding, or are not finite")
 
-    def _judge_padding_loss(self) -> Iterator[Judgement]:
+    def _judge_padding_loss(self, aligned: list[int]) -> Iterator[Judgement]:
         padding = self.inputs.padding
-        if padding is None:
+        if padding is None or padding.sequence not in aligned:
             return
         form, masked, used = tuple(padding.positions.shape), 0, 0
         with hidden_from_modes():

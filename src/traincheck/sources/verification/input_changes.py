@@ -6,10 +6,15 @@ dimensions, or of floating-point numbers with three; its second dimension are th
 and 1 are a mask, and negative ones are labels. A mask, or a tensor of lengths, says which positions are padding. It
 counts only if all positions that it excludes hold the same token, because a mask may mark either side. Programs with
 the batch in the second dimension have samples as positions.
+
+Note [Several sequences]
+A source may by chance be as long as the output that belongs to the target. So of several sequences, one is judged only
+after its length was that of an output in each of `MIN_MATCHES` calls or more, and never another.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from traincheck.sources.tensors.reading import hidden_from_modes
 
 MIN_LENGTH = 3
+MIN_MATCHES = 3
 ROUNDING = 32
 """Changes up to so many units of rounding of the largest output are not judged."""
 
@@ -47,6 +53,23 @@ class Padding(NamedTuple):
     positions: torch.Tensor
 
 
+class AlignedSequences:
+    """Which sequences among the arguments of a model have the positions of its output, see Note [Several sequences]."""
+
+    def __init__(self) -> None:
+        self._matches: Counter[int] = Counter()
+        self._others: set[int] = set()
+
+    def add(self, inputs: CallInputs, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+        """Add a call with outputs of these shapes; returns the sequences of it that can be judged."""
+        matching = [index for index in inputs.sequences if inputs.has_length_of(index, shapes)]
+        self._matches.update(matching)
+        self._others.update(set(inputs.sequences).difference(matching))
+        if len(inputs.sequences) == 1:
+            return matching
+        return [index for index in matching if self._matches[index] >= MIN_MATCHES and index not in self._others]
+
+
 class CallInputs:
     """The arguments of a call, read as in Note [Batch, positions and padding by form]."""
 
@@ -61,6 +84,11 @@ class CallInputs:
             self.sequences = [index for index in self._of_batch if _is_sequence(self.leaves[index])]
             self.padding = self._find_padding()
         self.ambiguous = self._length == self.batch and len(tensors) > 1
+
+    def has_length_of(self, index: int, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether an output of these shapes has the positions of a sequence."""
+        form = tuple(self.leaves[index].shape[:2])
+        return any(shape[:2] == form or shape[:1] == (form[0] * form[1],) for shape in shapes)
 
     def other_sample(self) -> InputChange | None:
         """Replace one sample by its neighbour; None where all samples are equal."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -24,6 +25,7 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
 from traincheck.sources.verification.changed_calls import ChangedCall, Judgement
+from traincheck.sources.verification.input_changes import AlignedSequences
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.experiments import DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
@@ -43,6 +45,7 @@ class InputSource:
         self._open: ChangedCall | None = None  # the call under way
         self._called: list[ChangedCall] = []  # calls without a backward so far
         self._hooks = ExitStack()  # on their outputs
+        self._sequences: defaultdict[str, AlignedSequences] = defaultdict(AlignedSequences)  # by model
         self._thread = 0
 
     def offers(self) -> str | None:
@@ -142,7 +145,7 @@ class InputSource:
             failed = ""
             token = hooks.suspend(methods=True)
             try:
-                judgements += call.judge() if call.call.unchanged else ()
+                judgements += call.judge(self._sequences[call.call.name]) if call.call.unchanged else ()
             except CannotReplay as error:
                 failed = f"the call cannot be executed again: {error}"
             finally:
