@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,16 @@ def derivative_error(computation: Computation) -> float:
     return float((error / size) ** 0.5)
 
 
-def check(loss: Loss, parameters: Sequence[torch.Tensor], *, most: float = 1e-5) -> Computation:
-    """The tape gives the same bits, and the gradients are its derivatives, which finite differences confirm."""
+def check(loss: Loss, parameters: Sequence[torch.Tensor], *, most: float = 1e-5, rounding: float = 0.0) -> Computation:
+    """The tape gives the same values, and the gradients are its derivatives, which finite differences confirm.
+
+    Values have the same bits where `rounding`, a relative error, is zero.
+    """
     for parameter in parameters:
         parameter.grad = None
     computation, value = computed(loss)
     value.backward()
-    assert torch.equal(computation.execute().roots[0], value.detach())
+    assert torch.allclose(computation.execute().roots[0], value.detach(), rtol=rounding, atol=0)
     own = {id(leaf) for leaf in computation.leaves}
     assert all(id(parameter) in own for parameter in parameters if parameter.grad is not None)
     assert derivative_error(computation) < most
@@ -72,10 +75,21 @@ def check(loss: Loss, parameters: Sequence[torch.Tensor], *, most: float = 1e-5)
 
 torch.manual_seed(0)
 X = torch.randn(8, 5)
-FIRST, LAST = nn.Linear(5, 5), nn.Linear(5, 1)
-LINEAR = (*FIRST.parameters(), *LAST.parameters())
 TOKENS = torch.randint(0, 10, (3, 6))
-EMBEDDING = nn.Embedding(10, 8)
+FIRST: nn.Linear
+LAST: nn.Linear
+LINEAR: tuple[nn.Parameter, ...]
+
+
+@pytest.fixture(autouse=True)
+def layers() -> Iterator[None]:
+    """Layers that are gone after a test of this file, because other tests observe all models of the process."""
+    global FIRST, LAST, LINEAR
+    torch.manual_seed(0)
+    FIRST, LAST = nn.Linear(5, 5), nn.Linear(5, 1)
+    LINEAR = (*FIRST.parameters(), *LAST.parameters())
+    yield
+    del FIRST, LAST, LINEAR
 
 
 class Scale(torch.autograd.Function):
@@ -198,28 +212,28 @@ def test_gradients_are_derivatives_of_the_tape(loss: Loss) -> None:
     check(loss, LINEAR)
 
 
-def models() -> list[tuple[str, nn.Module, Callable[[nn.Module], torch.Tensor]]]:
+def models() -> dict[str, tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]]:
     image = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
     cnn = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(), nn.MaxPool2d(2))
     encoder = nn.Sequential(nn.Embedding(10, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
     norms = nn.Sequential(
         nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)), nn.utils.parametrizations.spectral_norm(nn.Linear(5, 1))
     )
-    return [
-        ("cnn", cnn, lambda model: model(image).square().mean()),
-        ("lstm", nn.LSTM(5, 6, 2, batch_first=True), lambda model: model(X[None])[0].square().mean()),
-        ("gru", nn.GRU(5, 6, batch_first=True), lambda model: model(X[None])[0].square().mean()),
-        ("transformer", encoder, lambda model: model(TOKENS).square().sin().mean()),
-        ("norms", norms, lambda model: model(X).square().mean()),
-        ("sparse", nn.EmbeddingBag(10, 8, sparse=True), lambda model: model(TOKENS).square().mean()),
-    ]
+    return {
+        "cnn": (cnn, lambda model: model(image).square().mean()),
+        "lstm": (nn.LSTM(5, 6, 2, batch_first=True), lambda model: model(X[None])[0].square().mean()),
+        "gru": (nn.GRU(5, 6, batch_first=True), lambda model: model(X[None])[0].square().mean()),
+        "transformer": (encoder, lambda model: model(TOKENS).square().sin().mean()),
+        "norms": (norms, lambda model: model(X).square().mean()),
+        "sparse": (nn.EmbeddingBag(10, 8, sparse=True), lambda model: model(TOKENS).square().mean()),
+    }
 
 
-@pytest.mark.parametrize(("name", "model", "loss"), models(), ids=[name for name, *_ in models()])
-def test_gradients_of_models_are_derivatives(
-    name: str, model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]
-) -> None:
-    check(lambda: loss(model), [*model.parameters()])
+@pytest.mark.parametrize("name", ["cnn", "lstm", "gru", "transformer", "norms", "sparse"])
+def test_gradients_of_models_are_derivatives(name: str) -> None:
+    model, loss = models()[name]
+    # An LSTM of torch has other bits without gradients: oneDNN then chooses another kernel.
+    check(lambda: loss(model), [*model.parameters()], rounding=1e-6 if name == "lstm" else 0.0)
 
 
 def test_autocast_is_on_the_tape() -> None:

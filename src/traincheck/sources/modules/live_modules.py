@@ -130,18 +130,19 @@ def plain_name(name: str) -> str:
 
 # -- wrappers for several ranks --------------------------------------------------------------------------------------
 
-_CHILD_BY_WRAPPER = {
+CHILD_BY_WRAPPER = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
 }
+"""The attribute that holds the model, by the class of the wrapper."""
 _SHARDED = "FSDPModule"
 """A class of torch that `fully_shard` adds to the class of a module, under a new name."""
 
 
 def wrapped_model(module: Any) -> Any:
     """The model inside a wrapper of torch for several ranks; other modules unchanged."""
-    child = _CHILD_BY_WRAPPER.get(type(module).__name__)
+    child = CHILD_BY_WRAPPER.get(type(module).__name__)
     if child is None or not type(module).__module__.startswith("torch."):
         return module
     inner = unwrap_compiled(module.__dict__.get("_modules", {}).get(child))

@@ -18,7 +18,7 @@ from torch import nn
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.data.batches import BatchReadings
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
-from traincheck.sources.modules.live_modules import has_parameters, unwrap_compiled
+from traincheck.sources.modules.live_modules import CHILD_BY_WRAPPER, has_parameters, unwrap_compiled
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import levels, parameter_names
@@ -185,7 +185,9 @@ class ModuleSource:
         if request is not None:
             keywords = None if _has_no_keywords(of_class, module, args) else keywords_of_call(recorder)
             before = self._summaries.record_arguments(call, request, args, keywords)
-        model = self._catalog.model_name(module) if parametric else ""
+        model = name
+        if parametric and type(module).__name__ in CHILD_BY_WRAPPER:
+            model = self._catalog.model_name(module)
         if parametric and training and learns and self._batches.should_read:
             self._batches.read(call.seq, model, module, args, keywords_of_call(recorder))
         if parametric and self._describes_inputs:
