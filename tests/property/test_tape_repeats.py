@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincheck.sources.verification.tape_recording import TapeRecording
+from traincheck.sources.verification.tape.tape_recording import TapeRecording
 
 Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from traincheck.sources.verification.loss_weights import weights_of
+from traincheck.sources.verification.accumulation.loss_weights import weights_of
 from traincheck.vocab.experiments import ACCUMULATION, AGREES, DISAGREES, UNDECIDED
 from verified_runs import VerifiedRun, verified
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from traincheck.sources.verification import changed_calls
-from traincheck.sources.verification.input_changes import CallInputs
+from traincheck.sources.verification.inputs import changed_calls
+from traincheck.sources.verification.inputs.input_changes import CallInputs
 from traincheck.vocab.experiments import AGREES, DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
 from verified_runs import VerifiedRun, verified
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from traincheck.sources.verification.derivative_check import Objective, difference
-from traincheck.sources.verification.tape import CannotExecute, Computation
-from traincheck.sources.verification.tape_operations import fused_attention
-from traincheck.sources.verification.tape_recording import TapeRecording
+from traincheck.sources.verification.derivatives.derivative_check import Objective, difference
+from traincheck.sources.verification.tape.tape import CannotExecute, Computation
+from traincheck.sources.verification.tape.tape_operations import fused_attention
+from traincheck.sources.verification.tape.tape_recording import TapeRecording
 
 Loss = Callable[[], torch.Tensor]
 

@@ -7,12 +7,12 @@ from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.replay.replays import ReplaySource
-from traincheck.sources.verification.accumulation_source import AccumulationSource
-from traincheck.sources.verification.derivatives import DerivativeSource
-from traincheck.sources.verification.input_source import InputSource
-from traincheck.sources.verification.recomputation_source import RecomputationSource
-from traincheck.sources.verification.round_trip_source import RoundTripSource
-from traincheck.sources.verification.update_source import UpdateSource
+from traincheck.sources.verification.accumulation.accumulation_source import AccumulationSource
+from traincheck.sources.verification.derivatives.derivatives import DerivativeSource
+from traincheck.sources.verification.inputs.input_source import InputSource
+from traincheck.sources.verification.recomputation.recomputation_source import RecomputationSource
+from traincheck.sources.verification.round_trips.round_trip_source import RoundTripSource
+from traincheck.sources.verification.updates.update_source import UpdateSource
 
 
 def experiments(every: int, calls: ModuleCalls, catalog: VariableCatalog, gradients: Gradients) -> list[Source]:

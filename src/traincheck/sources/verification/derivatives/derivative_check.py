@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from traincheck.sources.verification.tape import Computation, Execution
+from traincheck.sources.verification.tape.tape import Computation, Execution
 
 Direction = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Leaves, with the change of each."""

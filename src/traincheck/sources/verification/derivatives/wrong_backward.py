@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from traincheck.sources.verification.derivative_check import NEGLIGIBLE, ROUNDING, SMALL, Objective
-from traincheck.sources.verification.tape import CannotExecute, Computation, CustomFunction, ModuleCall, Ref
+from traincheck.sources.verification.derivatives.derivative_check import NEGLIGIBLE, ROUNDING, SMALL, Objective
+from traincheck.sources.verification.tape.tape import CannotExecute, Computation, CustomFunction, ModuleCall, Ref
 
 
 class Backward(Enum):

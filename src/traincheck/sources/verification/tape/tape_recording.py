@@ -37,7 +37,7 @@ from traincheck.sources.recording.frames import local_values
 from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import PLAIN, hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
-from traincheck.sources.verification.tape import (
+from traincheck.sources.verification.tape.tape import (
     Computation,
     CustomFunction,
     Entry,
@@ -51,7 +51,7 @@ from traincheck.sources.verification.tape import (
     flat_results,
     flat_tensors,
 )
-from traincheck.sources.verification.tape_operations import (
+from traincheck.sources.verification.tape.tape_operations import (
     ZERO_DERIVATIVE,
     Operation,
     argument,

@@ -19,7 +19,7 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.verification.loss_weights import LossWeights, weights_of
+from traincheck.sources.verification.accumulation.loss_weights import LossWeights, weights_of
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.experiments import ACCUMULATION, AGREES, DISAGREES, UNDECIDED

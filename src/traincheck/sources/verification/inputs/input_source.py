@@ -24,8 +24,8 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
-from traincheck.sources.verification.changed_calls import ChangedCall, Judgement
-from traincheck.sources.verification.input_changes import AlignedSequences
+from traincheck.sources.verification.inputs.changed_calls import ChangedCall, Judgement
+from traincheck.sources.verification.inputs.input_changes import AlignedSequences
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.experiments import DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED

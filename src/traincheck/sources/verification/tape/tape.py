@@ -31,7 +31,7 @@ from torch import nn
 
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
-from traincheck.sources.verification.tape_operations import fused_attention
+from traincheck.sources.verification.tape.tape_operations import fused_attention
 
 
 class CannotExecute(Exception):

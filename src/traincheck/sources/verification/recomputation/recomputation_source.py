@@ -23,7 +23,7 @@ from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.restorable_call import tensors_in
-from traincheck.sources.verification.recomputation import Pair, Print, compare_prints, print_of
+from traincheck.sources.verification.recomputation.recomputation import Pair, Print, compare_prints, print_of
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.experiments import DISAGREES, RECOMPUTATION

@@ -38,12 +38,15 @@ from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.replay.state_snapshot import is_torch_hook, without_modes
 from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.sources.verification.available_memory import available_memory
-from traincheck.sources.verification.derivative_check import CannotDecide, Difference, NotFinite, Objective, difference
-from traincheck.sources.verification.tape import CannotExecute, Computation, ModuleCall, Ref, flat_tensors
-from traincheck.sources.verification.tape_recording import TapeRecording
-from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
-from traincheck.sources.verification.wrong_backward import (
+from traincheck.sources.verification.derivatives.available_memory import available_memory
+from traincheck.sources.verification.derivatives.derivative_check import (
+    CannotDecide,
+    Difference,
+    NotFinite,
+    Objective,
+    difference,
+)
+from traincheck.sources.verification.derivatives.wrong_backward import (
     Backward,
     Boundary,
     calls_of,
@@ -53,6 +56,9 @@ from traincheck.sources.verification.wrong_backward import (
     modules_of,
     wrong_call,
 )
+from traincheck.sources.verification.tape.tape import CannotExecute, Computation, ModuleCall, Ref, flat_tensors
+from traincheck.sources.verification.tape.tape_recording import TapeRecording
+from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.experiments import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
 

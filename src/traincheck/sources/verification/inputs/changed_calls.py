@@ -13,7 +13,13 @@ from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
-from traincheck.sources.verification.input_changes import AlignedSequences, CallInputs, Comparison, InputChange, compare
+from traincheck.sources.verification.inputs.input_changes import (
+    AlignedSequences,
+    CallInputs,
+    Comparison,
+    InputChange,
+    compare,
+)
 from traincheck.vocab.experiments import (
     AGREES,
     DISAGREES,

@@ -1,0 +1,1 @@
+"""The experiment that compares how elements of micro-batches weigh."""

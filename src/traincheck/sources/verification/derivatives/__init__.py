@@ -1,0 +1,1 @@
+"""The experiment that compares gradients with derivatives."""

@@ -1,0 +1,1 @@
+"""The experiment that compares what activation checkpointing computes twice."""
