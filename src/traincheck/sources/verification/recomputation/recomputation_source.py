@@ -18,6 +18,7 @@ import torch.utils.checkpoint as checkpointing
 from torch import nn
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.modules.live_modules import has_parameters
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.patches import UndoStack
@@ -104,8 +105,9 @@ class RecomputationSource:
                 self._forget()
                 self._step = self._recorder.steps.window_step
             self._here.modules.clear()
-            self._subject = self._catalog.module_name(module)
-            self._buffers = {buffer.data_ptr() for buffer in module.buffers()}
+            if has_parameters(module):  # a model, and no loss
+                self._subject = self._catalog.module_name(module)
+                self._buffers = {buffer.data_ptr() for buffer in module.buffers()}
         self._here.modules.append(module)
 
     def _module_ends(self, module: nn.Module, output: Any) -> None:
