@@ -24,6 +24,7 @@ from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.restorable_call import tensors_in
+from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 from traincheck.sources.verification.recomputation.recomputation import Pair, Print, compare_prints, print_of
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
@@ -107,7 +108,7 @@ class RecomputationSource:
             self._here.modules.clear()
             if has_parameters(module):  # a model, and no loss
                 self._subject = self._catalog.module_name(module)
-                self._buffers = {buffer.data_ptr() for buffer in module.buffers()}
+                self._buffers = {_address(buffer) for buffer in module.buffers()} - {0}
         self._here.modules.append(module)
 
     def _module_ends(self, module: nn.Module, output: Any) -> None:
@@ -118,7 +119,7 @@ class RecomputationSource:
                 pass
 
     def _print(self, tensor: torch.Tensor, module: nn.Module | None = None) -> Print | None:
-        if self._count >= MAX_PRINTS or tensor.data_ptr() in self._buffers:
+        if self._count >= MAX_PRINTS or _address(tensor) in self._buffers:
             return None
         self._count += 1
         return print_of(tensor, module or (self._here.modules[-1] if self._here.modules else None))
@@ -206,6 +207,13 @@ class RecomputationSource:
         self._here.collecting.clear()
         self._pairs.clear()
         self._count, self._subject, self._site = 0, "", ""
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """The address of the elements of a tensor, 0 where they have no memory of their own."""
+    with hidden_from_modes():
+        dense = local_tensor(tensor)
+        return 0 if dense is None else int(dense.data_ptr())
 
 
 def _calling_after(after: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
