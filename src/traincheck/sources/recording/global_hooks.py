@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -219,6 +219,15 @@ class GlobalHooks:
                     self._removed_methods.append(patch)
         self.thread.suspended = True
         return remove_mode(self.mode)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Suspend hooks, patched functions and methods, and the mode of this thread, inside the block."""
+        token = self.suspend(methods=True)
+        try:
+            yield
+        finally:
+            self.resume(token)
 
     def resume(self, mode_index: int) -> None:
         """Undo `suspend`, except for hooks that were removed for good meanwhile."""

@@ -226,7 +226,7 @@ class ReplaySource(RecorderListener):
 
     def _backward_over(self) -> None:
         if self._peers is not None and self._has_peer_case:
-            with self._suspended():
+            with self._recorder.hooks.suspended():
                 self._record_peer_result(self._peers.judge())
         for call in self._release(lambda call: call.has_gradients):
             if call.unchanged:
@@ -234,7 +234,7 @@ class ReplaySource(RecorderListener):
 
     def _repeat(self, call: CapturedCall) -> None:
         ranks = several_ranks()
-        with self._suspended():
+        with self._recorder.hooks.suspended():
             verdict = self._replay(call.name, call.site, call.seen, lambda inside: call.execute(ranks, inside))
         self._record_verdict(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
         trusted = verdict is not None and verdict.kind == SAME and self._histories[call.name].same >= TRUSTED
@@ -338,18 +338,8 @@ class ReplaySource(RecorderListener):
     # -- hidden from TrainCheck------------------------------------------------------------------------------------
 
     @contextmanager
-    def _suspended(self) -> Iterator[None]:
-        """Suspend TrainCheck's hooks and functions inside the block."""
-        hooks = self._recorder.hooks
-        token = hooks.suspend(methods=True)
-        try:
-            yield
-        finally:
-            hooks.resume(token)
-
-    @contextmanager
     def _silent(self) -> Iterator[None]:
-        """As `_suspended`, while torch iterates over its table of hooks, which must not change."""
+        """As `GlobalHooks.suspended`, while torch iterates over its table of hooks, which must not change."""
         here = self._recorder.hooks.thread
         here.suspended = True
         try:

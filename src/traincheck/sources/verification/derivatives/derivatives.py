@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -339,7 +339,7 @@ class DerivativeSource(RecorderListener):
         recording.turn_off()
         computation = backward.objective.computation
         if self._undecided.get(backward.subject, 0) < MAX_UNDECIDED:
-            with self._suspended(), without_modes():
+            with self._recorder.hooks.suspended(), without_modes():
                 self._verify(backward, recording)
         if backward.drops:
             recording.drop(computation)
@@ -418,15 +418,6 @@ class DerivativeSource(RecorderListener):
     def _name(self, leaf: torch.Tensor) -> str:
         variable = self._catalog.find(leaf)
         return "a tensor" if variable is None else variable.name
-
-    @contextmanager
-    def _suspended(self) -> Iterator[None]:
-        hooks = self._recorder.hooks
-        token = hooks.suspend(methods=True)
-        try:
-            yield
-        finally:
-            hooks.resume(token)
 
 
 def _check_memory(computation: Computation, results: int) -> None:

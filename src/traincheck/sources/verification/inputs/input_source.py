@@ -139,17 +139,14 @@ class InputSource:
         self._called = [call for call in self._called if call not in ready]
         if not self._called:
             self._hooks.close()
-        hooks = self._recorder.hooks
         for call in ready:
             judgements: list[Judgement] = []
             failed = ""
-            token = hooks.suspend(methods=True)
             try:
-                judgements += call.judge(self._sequences[call.call.name]) if call.call.unchanged else ()
+                with self._recorder.hooks.suspended():
+                    judgements += call.judge(self._sequences[call.call.name]) if call.call.unchanged else ()
             except CannotReplay as error:
                 failed = f"the call cannot be executed again: {error}"
-            finally:
-                hooks.resume(token)
             for experiment, verdict, found, first in judgements:
                 text = f"in step {self._step}, {found}" if verdict == DISAGREES else found
                 reporter = self._reporters[experiment.name]
