@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import traincheck
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.events import Reading
-from traincheck.vocab.experiments import KIND
 from traincheck.vocab.facts import value_of
+from traincheck.vocab.verification import KIND
 
 
 class Verdict(NamedTuple):

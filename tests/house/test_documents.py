@@ -181,7 +181,7 @@ def test_no_paths_of_one_machine() -> None:
 
 
 def test_the_verification_page_lists_every_experiment() -> None:
-    from traincheck.vocab.experiments import EXPERIMENTS
+    from traincheck.vocab.verification import EXPERIMENTS
 
     text = (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from traincheck.sources.verification.accumulation.loss_weights import weights_of
-from traincheck.vocab.experiments import ACCUMULATION, AGREES, DISAGREES, UNDECIDED
+from traincheck.vocab.verification import ACCUMULATION, AGREES, DISAGREES, UNDECIDED
 from verified_runs import VerifiedRun, verified
 
 pytestmark = pytest.mark.skipif(

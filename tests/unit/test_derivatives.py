@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import traincheck
 from traincheck.trace.folder import RunFolder
-from traincheck.vocab.experiments import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
 from traincheck.vocab.facts import value_of
+from traincheck.vocab.verification import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
 
 STEPS = 5
 

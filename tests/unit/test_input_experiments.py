@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from traincheck.sources.verification.inputs import changed_calls
 from traincheck.sources.verification.inputs.input_changes import CallInputs
-from traincheck.vocab.experiments import AGREES, DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
+from traincheck.vocab.verification import AGREES, DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
 from verified_runs import VerifiedRun, verified
 
 WORDS, WIDTH, LENGTH, BATCH = 11, 16, 12, 4

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from traincheck.vocab.experiments import AGREES, DISAGREES, RECOMPUTATION
+from traincheck.vocab.verification import AGREES, DISAGREES, RECOMPUTATION
 from verified_runs import VerifiedRun, verified
 
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True])

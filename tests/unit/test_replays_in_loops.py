@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 import traincheck
 from traincheck.sources.replay import captured_call, restorable_call
 from traincheck.trace.folder import RunFolder
-from traincheck.vocab.experiments import EXPERIMENTS
 from traincheck.vocab.replayed_computations import KIND, SAME
+from traincheck.vocab.verification import EXPERIMENTS
 
 STEPS, EVERY = 20, 8
 REPLAYED = {1, 2, 3, 11, 19}

@@ -18,8 +18,8 @@ from torch import nn
 import traincheck
 from traincheck.sources.verification.round_trips import model_outputs
 from traincheck.trace.folder import RunFolder
-from traincheck.vocab.experiments import AGREES, DISAGREES, KIND, ROUND_TRIP, UNDECIDED
 from traincheck.vocab.facts import value_of
+from traincheck.vocab.verification import AGREES, DISAGREES, KIND, ROUND_TRIP, UNDECIDED
 
 STEPS, EVERY, SAVES = 12, 4, (6, 12)
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import traincheck
 from traincheck.trace.folder import RunFolder
-from traincheck.vocab.experiments import AGREES, ALGORITHM, DISAGREES, KIND, UNDECIDED
 from traincheck.vocab.facts import value_of
+from traincheck.vocab.verification import AGREES, ALGORITHM, DISAGREES, KIND, UNDECIDED
 
 STEPS, EVERY = 12, 4
 

@@ -17,13 +17,11 @@ from traincheck.reporting.verification_table import conclusion, verification_row
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import ProcessNote
 from traincheck.vocab.events import NO_CALL, Reading, Window
-from traincheck.vocab.experiments import AGREES, DISAGREES, EXPERIMENTS, KIND
-from traincheck.vocab.experiments import UNDECIDED as CANNOT_DECIDE
 from traincheck.vocab.facts import facts
 from traincheck.vocab.finding import Counts, Finding, Report
 from traincheck.vocab.invariant import Invariant
-from traincheck.vocab.replayed_computations import PERSISTENT, SAME, TRANSIENT, UNDECIDED
-from traincheck.vocab.verification import VerifiedComputation
+from traincheck.vocab.replayed_computations import PERSISTENT, SAME, TRANSIENT
+from traincheck.vocab.verification import AGREES, DISAGREES, EXPERIMENTS, KIND, UNDECIDED, VerifiedComputation
 
 
 def reading(experiment: str, value: str, found: str = "", subject: str = "Net", kind: str = KIND) -> Reading:
@@ -45,7 +43,7 @@ def test_results_are_counted_by_experiment_and_subject() -> None:
         reading("update", UNDECIDED),
         reading("derivative", AGREES),
         reading("derivative", DISAGREES, "it is twice as large"),
-        reading("derivative", CANNOT_DECIDE, "a custom function"),
+        reading("derivative", UNDECIDED, "a custom function"),
         reading("unknown", AGREES),
         reading("forward", SAME, kind="hyperparameter"),
     )
@@ -57,7 +55,7 @@ def test_results_are_counted_by_experiment_and_subject() -> None:
 
 
 def test_a_summary_stays_small() -> None:
-    many = [reading("algorithm", CANNOT_DECIDE, f"reason {number}") for number in range(3 * MAX_REASONS)]
+    many = [reading("algorithm", UNDECIDED, f"reason {number}") for number in range(3 * MAX_REASONS)]
     others = [reading("algorithm", AGREES, subject=f"SGD#{number}") for number in range(2 * MAX_ROWS)]
     tally = VerificationTally()
     for each in (*many, *others):

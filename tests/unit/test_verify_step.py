@@ -20,7 +20,7 @@ from traincheck.sources.verification.verified_steps import Reporter
 from traincheck.testing import verify_step
 from traincheck.testing.leftovers import differences, process_state
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.experiments import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
+from traincheck.vocab.verification import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
 
 
 class Counting(nn.Module):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from traincheck.vocab import experiments, replayed_computations
+from traincheck.vocab import replayed_computations, verification
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.replayed_computations import ELSEWHERE, PARTS
 from traincheck.vocab.verification import VerifiedComputation
 
-AGREEING = frozenset((experiments.AGREES, replayed_computations.SAME))
-UNDECIDED = frozenset((experiments.UNDECIDED, replayed_computations.UNDECIDED))
-ORDER: Mapping[str, int] = {name: rank for rank, name in enumerate((*experiments.EXPERIMENTS, *PARTS, ELSEWHERE))}
+AGREEING = frozenset((verification.AGREES, replayed_computations.SAME))
+UNDECIDED = frozenset((verification.UNDECIDED, replayed_computations.UNDECIDED))
+ORDER: Mapping[str, int] = {name: rank for rank, name in enumerate((*verification.EXPERIMENTS, *PARTS, ELSEWHERE))}
 """The order of the rows: experiments, then replays."""
 
 MAX_ROWS, MAX_REASONS = 200, 5
@@ -32,7 +32,7 @@ class VerificationTally:
     def feed(self, window: Window) -> None:
         """Count the results in a window."""
         for reading in window.readings:
-            if reading.kind == experiments.KIND and reading.attribute in ORDER:
+            if reading.kind == verification.KIND and reading.attribute in ORDER:
                 self._add(_row_of(reading))
 
     @property

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from traincheck.reporting import phrases
-from traincheck.vocab.experiments import EXPERIMENTS
 from traincheck.vocab.finding import Report
 from traincheck.vocab.invariant import ERROR
 from traincheck.vocab.replayed_computations import ELSEWHERE, PARTS
-from traincheck.vocab.verification import UNDECIDED, VerifiedComputation
+from traincheck.vocab.verification import EXPERIMENTS, UNDECIDED, VerifiedComputation
 
 REPLAYS: Mapping[str, str] = {**{part: f"{part} again" for part in PARTS}, ELSEWHERE: "again on another rank"}
 """The names of replays in the table; an experiment has its own name there."""

@@ -27,7 +27,7 @@ from traincheck.reporting.verification_table import verification_rows
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
-from traincheck.vocab.verification import NOT_TRUE_HERE, UNDECIDED, VERIFIED, VerifiedComputation
+from traincheck.vocab.verification import AGREES, NOT_TRUE_HERE, UNDECIDED, VerifiedComputation
 
 if TYPE_CHECKING:
     from traincheck.sources.base import Source
@@ -51,7 +51,7 @@ class Verification:
     @property
     def agreed(self) -> tuple[VerifiedComputation, ...]:
         """The rows in which both ways agreed."""
-        return tuple(row for row in self.rows if row.verdict == VERIFIED)
+        return tuple(row for row in self.rows if row.verdict == AGREES)
 
     @property
     def disagreed(self) -> tuple[VerifiedComputation, ...]:

@@ -1,22 +1,61 @@
-"""The results of verification in a run: for each computation, how often it was verified and what was found.
+"""Verification: the experiments on a live step, their verdicts, and the results that a run keeps.
 
-The names of experiments are the attributes of readings: those of `EXPERIMENTS`, and the parts of a replayed step.
+In an experiment, TrainCheck computes a part of the step in a second way, whose result mathematics knows. Its readings
+have the kind `KIND`, the experiment as attribute and the verdict as value. The facts of a reading say more: `first`
+names what is wrong, the smallest that is known (a parameter, a module, a function), `found` is what was seen in words,
+or why the experiment could not decide, `step` and `site` say where.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from traincheck.vocab.experiments import EXPERIMENTS
+from traincheck.vocab.demand import COMPUTATION
 
-WRONG, VERIFIED, UNDECIDED = "wrong", "agrees", "undecided"
+KIND = COMPUTATION
+
+AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
+
+
+class Experiment(NamedTuple):
+    """An experiment: the attribute of its readings, what it asserts, and whether that holds for every program.
+
+    What does not hold for every program is a rule where good runs showed it: some models look at later tokens.
+    """
+
+    name: str
+    sentence: str
+    universal: bool = True
+
+
+ALGORITHM = Experiment("algorithm", "an optimizer writes what its documented algorithm computes")
+DERIVATIVE = Experiment("derivative", "a gradient is the derivative of what was computed")
+ACCUMULATION = Experiment("accumulation", "all elements of accumulated micro-batches weigh the same", universal=False)
+RECOMPUTATION = Experiment("recomputation", "a recomputation under activation checkpointing gives the first results")
+ROUND_TRIP = Experiment("round_trip", "a checkpoint that is loaded into a copy gives the same outputs and update")
+SAMPLES = Experiment("samples", "the output of a sample does not depend on other samples", universal=False)
+PADDING = Experiment("padding", "masked padding does not change outputs", universal=False)
+PADDING_LOSS = Experiment("padding_loss", "masked padding does not contribute to the loss", universal=False)
+LATER_TOKENS = Experiment("later_tokens", "a later token does not change an earlier output", universal=False)
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        ALGORITHM, DERIVATIVE, ACCUMULATION, RECOMPUTATION, ROUND_TRIP, SAMPLES, PADDING, PADDING_LOSS, LATER_TOKENS,
+    )
+}  # fmt: skip
+"""All experiments, by name."""
+
+WRONG = "wrong"
+"""The verdict where an experiment disagreed whose assertion holds for every program."""
 NOT_TRUE_HERE = "does not hold"
 """The verdict where an experiment disagreed whose assertion does not hold for every program."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedComputation:
-    """The results of one experiment about one subject, a model or an optimizer.
+    """The results of one experiment (or of one part of replayed steps) about one subject, a model or an optimizer.
 
     `agreed` and `disagreed` count results. `reasons` say why the experiment could not decide in some steps or for some
     parts.
@@ -39,4 +78,4 @@ class VerifiedComputation:
         if self.disagreed:
             experiment = EXPERIMENTS.get(self.experiment)
             return WRONG if experiment is None or experiment.universal else NOT_TRUE_HERE
-        return VERIFIED if self.agreed else UNDECIDED
+        return AGREES if self.agreed else UNDECIDED

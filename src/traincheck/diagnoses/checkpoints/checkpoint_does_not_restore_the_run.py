@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.vocab.experiments import KIND, ROUND_TRIP
 from traincheck.vocab.properties import IS_VERIFIED
+from traincheck.vocab.verification import KIND, ROUND_TRIP
 
 DIAGNOSIS = Diagnosis(
     slug="checkpoint-does-not-restore-the-run",

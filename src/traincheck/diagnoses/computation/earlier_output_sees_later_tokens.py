@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.vocab.experiments import KIND, LATER_TOKENS
 from traincheck.vocab.properties import IS_VERIFIED
+from traincheck.vocab.verification import KIND, LATER_TOKENS
 
 DIAGNOSIS = Diagnosis(
     slug="earlier-output-sees-later-tokens",

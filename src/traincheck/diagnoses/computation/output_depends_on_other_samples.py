@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.vocab.experiments import KIND, SAMPLES
 from traincheck.vocab.properties import IS_VERIFIED
+from traincheck.vocab.verification import KIND, SAMPLES
 
 DIAGNOSIS = Diagnosis(
     slug="output-depends-on-other-samples",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.vocab.experiments import KIND, PADDING
 from traincheck.vocab.properties import IS_VERIFIED
+from traincheck.vocab.verification import KIND, PADDING
 
 DIAGNOSIS = Diagnosis(
     slug="padding-changes-outputs",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.vocab.experiments import KIND, PADDING_LOSS
 from traincheck.vocab.properties import IS_VERIFIED
+from traincheck.vocab.verification import KIND, PADDING_LOSS
 
 DIAGNOSIS = Diagnosis(
     slug="padding-contributes-to-loss",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.vocab.experiments import DERIVATIVE, KIND
 from traincheck.vocab.properties import IS_VERIFIED
+from traincheck.vocab.verification import DERIVATIVE, KIND
 
 DIAGNOSIS = Diagnosis(
     slug="gradient-is-not-the-derivative",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.vocab.experiments import ACCUMULATION, KIND
 from traincheck.vocab.properties import IS_VERIFIED
+from traincheck.vocab.verification import ACCUMULATION, KIND
 
 DIAGNOSIS = Diagnosis(
     slug="micro-batches-weigh-differently",

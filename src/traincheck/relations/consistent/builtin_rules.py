@@ -10,10 +10,10 @@ from __future__ import annotations
 from traincheck.relations.consistent import experiments as experiments_part
 from traincheck.relations.consistent.relation import Consistent
 from traincheck.relations.consistent.replayed_steps import DECIDED, EXACT, GRAIN
-from traincheck.vocab.experiments import EXPERIMENTS
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
 from traincheck.vocab.occasion import Property, Subject
 from traincheck.vocab.replayed_computations import ELSEWHERE, KIND, PARTS
+from traincheck.vocab.verification import EXPERIMENTS
 
 
 def of_verification() -> tuple[Invariant, ...]:

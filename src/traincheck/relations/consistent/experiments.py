@@ -12,10 +12,10 @@ from typing import ClassVar
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import ReadingPart, named, site_of
 from traincheck.vocab.events import Window
-from traincheck.vocab.experiments import AGREES, DISAGREES, EXPERIMENTS, KIND
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import IS_VERIFIED
+from traincheck.vocab.verification import AGREES, DISAGREES, EXPERIMENTS, KIND
 
 GRAIN = "experiment"
 VERIFIED = Property(IS_VERIFIED, "by a second computation")

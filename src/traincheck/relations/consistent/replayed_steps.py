@@ -16,12 +16,12 @@ from typing import ClassVar
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import ReadingPart, named, site_of
 from traincheck.vocab.events import Reading, Window
-from traincheck.vocab.experiments import EXPERIMENTS
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import REPEATS
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks, named_ranks
 from traincheck.vocab.replayed_computations import ELSEWHERE, KIND, PERSISTENT, SAME, TRANSIENT, UNDECIDED
+from traincheck.vocab.verification import EXPERIMENTS
 
 GRAIN = "again"
 EXACT = Property(REPEATS, "to the last bit")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from traincheck.vocab.experiments import (
+from traincheck.vocab.source_declaration import SourceDeclaration
+from traincheck.vocab.verification import (
     ACCUMULATION,
     ALGORITHM,
     DERIVATIVE,
@@ -15,7 +16,6 @@ from traincheck.vocab.experiments import (
     SAMPLES,
     Experiment,
 )
-from traincheck.vocab.source_declaration import SourceDeclaration
 
 
 def _declare(source: str, observes: str, *experiments: Experiment) -> SourceDeclaration:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Reading
-from traincheck.vocab.experiments import KIND, UNDECIDED, Experiment
 from traincheck.vocab.facts import facts
+from traincheck.vocab.verification import KIND, UNDECIDED, Experiment
 
 FIRST_STEP = 2
 """This step is always verified: a first step builds optimizer state and compiles. A run of any length has a result."""

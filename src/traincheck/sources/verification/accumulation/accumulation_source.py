@@ -22,7 +22,7 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.verification.accumulation.loss_weights import LossWeights, weights_of
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.experiments import ACCUMULATION, AGREES, DISAGREES, UNDECIDED
+from traincheck.vocab.verification import ACCUMULATION, AGREES, DISAGREES, UNDECIDED
 
 PRECISION = 1e-4
 """Relative difference of weights from which they differ; numbers of elements are saved in single precision."""

@@ -60,7 +60,7 @@ from traincheck.sources.verification.tape.tape import CannotExecute, Computation
 from traincheck.sources.verification.tape.tape_recording import TapeRecording
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.experiments import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
+from traincheck.vocab.verification import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
 
 MAX_BACKWARDS = 4
 """Backwards verified in a step. Gradient accumulation may have hundreds, which are alike."""

@@ -20,7 +20,7 @@ from traincheck.sources.verification.inputs.input_changes import (
     InputChange,
     compare,
 )
-from traincheck.vocab.experiments import (
+from traincheck.vocab.verification import (
     AGREES,
     DISAGREES,
     LATER_TOKENS,

@@ -28,7 +28,7 @@ from traincheck.sources.verification.inputs.changed_calls import ChangedCall, Ju
 from traincheck.sources.verification.inputs.input_changes import AlignedSequences
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.experiments import DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
+from traincheck.vocab.verification import DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
 
 
 class InputSource:

@@ -28,7 +28,7 @@ from traincheck.sources.tensors.reading import (
     local_tensor,
 )
 from traincheck.sources.tensors.spread_elements import spread_elements
-from traincheck.vocab.experiments import AGREES, DISAGREES, UNDECIDED
+from traincheck.vocab.verification import AGREES, DISAGREES, UNDECIDED
 
 ROUNDING = 32
 """Units of rounding of the largest element, up to which a difference is not judged."""

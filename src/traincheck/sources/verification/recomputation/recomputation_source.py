@@ -28,7 +28,7 @@ from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 from traincheck.sources.verification.recomputation.recomputation import Pair, Print, compare_prints, print_of
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.experiments import DISAGREES, RECOMPUTATION
+from traincheck.vocab.verification import DISAGREES, RECOMPUTATION
 
 MAX_PRINTS = 20_000
 """Results of a step that are compared."""

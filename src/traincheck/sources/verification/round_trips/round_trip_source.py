@@ -51,7 +51,7 @@ from traincheck.sources.verification.round_trips.optimizer_updates import (
 from traincheck.sources.verification.round_trips.unsaved_state import Place, UnsavedState
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.experiments import AGREES, DISAGREES, ROUND_TRIP, UNDECIDED
+from traincheck.vocab.verification import AGREES, DISAGREES, ROUND_TRIP, UNDECIDED
 
 MOST_TRIED = 8
 """Differences of an optimizer's state, and places of unsaved state, that are tried one by one."""

@@ -25,7 +25,7 @@ from traincheck.sources.verification.updates.algorithms import CANDIDATES, Algor
 from traincheck.sources.verification.updates.comparison import Comparison
 from traincheck.sources.verification.updates.inputs import PARAMETER
 from traincheck.sources.verification.updates.selection import START, ParametersBefore
-from traincheck.vocab.experiments import AGREES, DISAGREES, UNDECIDED
+from traincheck.vocab.verification import AGREES, DISAGREES, UNDECIDED
 
 MATCHES = 2
 """Updates that an algorithm must explain before an optimizer that does not state it is judged by it."""

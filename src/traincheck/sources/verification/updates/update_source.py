@@ -25,7 +25,7 @@ from traincheck.sources.verification.updates.judgement import Judgement, UpdateH
 from traincheck.sources.verification.updates.selection import ParametersBefore, read_before
 from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.experiments import ALGORITHM, DISAGREES, UNDECIDED
+from traincheck.vocab.verification import ALGORITHM, DISAGREES, UNDECIDED
 
 
 class _Update(NamedTuple):
