@@ -66,7 +66,7 @@ def run(folder: Path, *words: str, program: str = PROGRAM) -> subprocess.Complet
 def replayed(
     folder: Path, *arguments: str, program: str = PROGRAM
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    command = ["-m", "traincheck", "run", "--packs", "none", "--verify-every", "4", "-o", "run", "train.py"]
+    command = ["-m", "traincheck", "run", "--packs", "none", "--verify-every", "5", "-o", "run", "train.py"]
     done = run(folder, *command, *arguments, program=program)
     return done, json.loads((folder / "run" / "report.json").read_text())
 

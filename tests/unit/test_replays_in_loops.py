@@ -23,8 +23,8 @@ from traincheck.vocab.replayed_computations import KIND, SAME
 from traincheck.vocab.verification import EXPERIMENTS
 
 STEPS, EVERY = 20, 8
-REPLAYED = {1, 2, 3, 11, 19}
-"""Steps that are replayed: the first three, and one of `EVERY` after that."""
+REPLAYED = {1, 2, 3, 8, 16}
+"""Steps that are replayed: the first three, and one of `EVERY`."""
 
 
 @pytest.fixture(autouse=True)
@@ -191,4 +191,5 @@ def test_captured_calls_are_released_in_unwatched_steps(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(restorable_call, "copied", noting)
         checked(tmp_path, steps, sample_every=6)
-    assert batches and max(left) == 1 and left.count(0) > STEPS / 2
+    # In a verified step, replays and the experiments about inputs hold a batch each until the next step.
+    assert batches and max(left) == 2 and left.count(0) > STEPS / 2

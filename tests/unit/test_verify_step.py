@@ -15,8 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from traincheck.sources.base import Source
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.verification import all_experiments
+from traincheck.sources.verification.experiment_source import Reporter
 from traincheck.sources.verification.training_state import TrainingState
-from traincheck.sources.verification.verified_steps import Reporter
 from traincheck.testing import verify_step
 from traincheck.testing.leftovers import differences, process_state
 from traincheck.vocab.demand import Demand

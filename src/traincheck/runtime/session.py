@@ -122,7 +122,7 @@ class Session:
             self._fault,
             process=self._process,
             find_rank=self._find_rank,
-            is_sampled=self.sampling.watches,
+            is_sampled=self._steps_to_watch(),
         )
         self._set_up_budget()
         self._before_update = BeforeUpdate(
@@ -149,6 +149,15 @@ class Session:
         self._write_note(ended=False)
         if self._control_follower is not None:
             self._control_follower.start()
+
+    def _steps_to_watch(self) -> Callable[[int], bool]:
+        """Return the function that says which steps are watched: those of the sampling, and all that are verified."""
+        if not self.settings.verify_every:
+            return self.sampling.watches
+        from traincheck.sources.verification.verified_steps import VerifiedSteps
+
+        verified = VerifiedSteps(self.settings.verify_every)
+        return lambda step: self.sampling.watches(step) or verified.includes(step)
 
     def _rank_publisher(self, rules: Sequence[Invariant], keep: int) -> RankPublisher:
         """The publisher that sends what `rules` compare to other ranks, and keeps `keep` bytes of it in a file."""

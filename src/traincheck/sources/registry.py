@@ -104,8 +104,9 @@ def build_all(
     ]
     if verify_every:
         from traincheck.sources.verification.all_experiments import experiments  # seldom used, and slow to import
+        from traincheck.sources.verification.verified_steps import VerifiedSteps
 
-        sources += experiments(verify_every, calls, catalog, gradients)
+        sources += experiments(VerifiedSteps(verify_every), calls, catalog)
     if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
         from traincheck.sources.installed_sources import InstalledSource, installed_sources
         from traincheck.sources.toolkit import SourceToolkit

@@ -19,7 +19,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ from traincheck.sources.replay.peer_check import PeerCheck, PeerResult
 from traincheck.sources.replay.state_snapshot import without_modes
 from traincheck.sources.replay.update_replay import CapturedUpdate
 from traincheck.sources.replay.verdicts import TRUSTED, Attempt, OddOneOut, ReplayHistory, Verdict
-from traincheck.vocab.demand import Demand
+from traincheck.sources.verification.experiment_source import ExperimentSource
+from traincheck.sources.verification.verified_steps import Turn, VerifiedSteps
 from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import facts
 from traincheck.vocab.replayed_computations import BACKWARD, DIFFERS, ELSEWHERE, FORWARD, KIND, SAME, UPDATE
@@ -56,15 +57,17 @@ that arrives later cannot be judged."""
 _NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
-class ReplaySource(RecorderListener):
-    """Replays one of `every` steps. It attaches after the source `modules`."""
+class ReplaySource(ExperimentSource, RecorderListener):
+    """Executes verified steps again. It attaches after the source `modules`."""
 
     name = "replays"
+    experiments = ()
+    turn = Turn.REPLAY
 
-    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, every: int) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
+        super().__init__(steps)
         self._calls = calls
         self._catalog = catalog
-        self._every = every
         self._histories: dict[str, ReplayHistory] = {}
         self._subjects: dict[str, weakref.ref[Any]] = {}
         self._step = 0  # the last replayed step
@@ -79,15 +82,7 @@ class ReplaySource(RecorderListener):
         self._peers: PeerCheck | None = None
         self._last_sent = 0
 
-    def offers(self) -> str | None:
-        return None
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        self._recorder = recorder
-        undo = UndoStack()
-        if not demand.takes_readings(KIND):
-            return undo
-
+    def _observe(self, undo: UndoStack, recorder: Recorder) -> None:
         def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(function)
             def quiet(*args: Any) -> None:
@@ -96,7 +91,6 @@ class ReplaySource(RecorderListener):
 
             return recorder.guarded(name, quiet)
 
-        recorder.on_detach(undo, self._stop)
         recorder.add_listener(self)
         capture, returned = guarded(self.name, self._capture), guarded(self.name, self._returned)
 
@@ -130,9 +124,8 @@ class ReplaySource(RecorderListener):
 
         recorder.hooks.add(undo, register_optimizer_step_pre_hook(update_begins), update_begins)
         recorder.hooks.add(undo, register_optimizer_step_post_hook(update_ends), update_ends)
-        return undo
 
-    def _stop(self) -> None:
+    def _on_detach(self) -> None:
         self._release()
         peers, self._peers = self._peers, None
         if peers is not None:
@@ -153,7 +146,7 @@ class ReplaySource(RecorderListener):
             return True
         self._first = self._first or step
         warms = step < self._first + WARM_UP_STEPS
-        return warms or self._requested or step - self._step >= self._every or self._has_suspicion()
+        return warms or self._requested or self._verifies(step) or self._has_suspicion()
 
     def _history_of(self, name: str, subject: Any) -> ReplayHistory:
         """Return the replay history of a model or optimizer; a new one where another object took its name."""
@@ -238,7 +231,8 @@ class ReplaySource(RecorderListener):
             verdict = self._replay(call.name, call.site, call.seen, lambda inside: call.execute(ranks, inside))
         self._record_verdict(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
         trusted = verdict is not None and verdict.kind == SAME and self._histories[call.name].same >= TRUSTED
-        if ranks and trusted and (not self._last_sent or self._step - self._last_sent >= max(self._every, MIN_SPACING)):
+        spacing = max(self._steps.every, MIN_SPACING)
+        if ranks and trusted and (not self._last_sent or self._step >= self._last_sent + spacing):
             self._last_sent = self._step
             self._peers = self._peers or PeerCheck(
                 lambda reason: self._recorder.report_unobservable(f"replays: {reason}")

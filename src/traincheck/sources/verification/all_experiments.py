@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from traincheck.sources.base import Source
-from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.replay.replays import ReplaySource
@@ -13,16 +12,17 @@ from traincheck.sources.verification.inputs.input_source import InputSource
 from traincheck.sources.verification.recomputation.recomputation_source import RecomputationSource
 from traincheck.sources.verification.round_trips.round_trip_source import RoundTripSource
 from traincheck.sources.verification.updates.update_source import UpdateSource
+from traincheck.sources.verification.verified_steps import VerifiedSteps
 
 
-def experiments(every: int, calls: ModuleCalls, catalog: VariableCatalog, gradients: Gradients) -> list[Source]:
-    """The sources that verify one of `every` steps, in the order in which they attach."""
+def experiments(steps: VerifiedSteps, calls: ModuleCalls, catalog: VariableCatalog) -> list[Source]:
+    """The sources that verify these steps, in the order in which they attach."""
     return [
-        ReplaySource(calls, catalog, every),
-        DerivativeSource(calls, catalog, every),
-        UpdateSource(catalog, every),
-        RoundTripSource(calls, catalog, every),
-        InputSource(calls, catalog, every),
-        RecomputationSource(calls, catalog, every),
-        AccumulationSource(catalog, every),
+        ReplaySource(calls, catalog, steps),
+        DerivativeSource(calls, catalog, steps),
+        UpdateSource(catalog, steps),
+        RoundTripSource(calls, catalog, steps),
+        InputSource(calls, catalog, steps),
+        RecomputationSource(calls, catalog, steps),
+        AccumulationSource(catalog, steps),
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,38 +19,31 @@ from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.verification.accumulation.loss_weights import LossWeights, weights_of
-from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
-from traincheck.vocab.demand import Demand
+from traincheck.sources.verification.experiment_source import ExperimentSource
+from traincheck.sources.verification.verified_steps import VerifiedSteps
 from traincheck.vocab.verification import ACCUMULATION, AGREES, DISAGREES, UNDECIDED
 
 PRECISION = 1e-4
 """Relative difference of weights from which they differ; numbers of elements are saved in single precision."""
 
 
-class AccumulationSource:
+class AccumulationSource(ExperimentSource):
     """See the module."""
 
     name = "accumulations"
+    experiments = (ACCUMULATION,)
 
-    def __init__(self, catalog: VariableCatalog, every: int) -> None:
+    def __init__(self, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
+        super().__init__(steps)
         self._catalog = catalog
-        self._steps = VerifiedSteps(every)
         self._step = 0
         self._losses: defaultdict[tuple[str, str], list[LossWeights | None]] = defaultdict(list)
 
-    def offers(self) -> str | None:
-        return None
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = UndoStack()
-        if not is_requested(demand):
-            return undo
-        self._recorder, self._reporter = recorder, Reporter(ACCUMULATION, recorder)
-        recorder.on_detach(undo, self._losses.clear)
+    def _observe(self, undo: UndoStack, recorder: Recorder) -> None:
         begins, judge = recorder.guarded(self.name, self._backward_begins), recorder.guarded(self.name, self._judge)
 
         def follow(*args: Any, **kwargs: Any) -> None:
-            if self._steps.includes(recorder.steps.window_step) and not recorder.hooks.thread.suspended:
+            if self._verifies(recorder.steps.window_step) and not recorder.hooks.thread.suspended:
                 begins(*args, **kwargs)
 
         def update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -61,7 +53,9 @@ class AccumulationSource:
         ignore: Callable[..., None] = lambda *_: None  # noqa: E731
         replace(undo, torch.autograd, "backward", wrapping(follow, ignore, ignore))
         recorder.hooks.add(undo, register_optimizer_step_pre_hook(update_begins), update_begins)
-        return undo
+
+    def _on_detach(self) -> None:
+        self._losses.clear()
 
     def _backward_begins(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         if self._step != self._recorder.steps.window_step:

@@ -56,10 +56,10 @@ from traincheck.sources.verification.derivatives.wrong_backward import (
     modules_of,
     wrong_call,
 )
+from traincheck.sources.verification.experiment_source import ExperimentSource
 from traincheck.sources.verification.tape.tape import CannotExecute, Computation, ModuleCall, Ref, flat_tensors
 from traincheck.sources.verification.tape.tape_recording import TapeRecording
-from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
-from traincheck.vocab.demand import Demand
+from traincheck.sources.verification.verified_steps import Turn, VerifiedSteps
 from traincheck.vocab.verification import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
 
 MAX_BACKWARDS = 4
@@ -96,15 +96,17 @@ class _Suspicion:
     first: str
 
 
-class DerivativeSource(RecorderListener):
+class DerivativeSource(ExperimentSource, RecorderListener):
     """Verifies the backwards of one of `every` steps. It attaches after the source `modules`."""
 
     name = "derivatives"
+    experiments = (DERIVATIVE,)
+    turn = Turn.DERIVATIVE
 
-    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, every: int) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
+        super().__init__(steps)
         self._calls = calls
         self._catalog = catalog
-        self._steps = VerifiedSteps(every)
         self._recording: TapeRecording | None = None
         self._step = 0
         self._model = ""  # the first that the recording saw
@@ -117,16 +119,7 @@ class DerivativeSource(RecorderListener):
         self._hooked = False  # the program put a hook on a result
         self._follows = False  # the gradients of results of modules
 
-    def offers(self) -> str | None:
-        return None
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        self._recorder = recorder
-        undo = UndoStack()
-        if not is_requested(demand):
-            return undo
-        self._reporter = Reporter(DERIVATIVE, recorder)
-        recorder.on_detach(undo, self._stop)
+    def _observe(self, undo: UndoStack, recorder: Recorder) -> None:
         recorder.add_listener(self)
         recorder.at_end(recorder.guarded(self.name, self._report_suspicion, always=True))
         self._calls.add_listener(self._call_begins, self._call_ends)
@@ -134,7 +127,7 @@ class DerivativeSource(RecorderListener):
         self._start_guarded = guarded(self._quietly(self._start))
         self._end_guarded = guarded(self._quietly(self._note_result))
         begin, end = guarded(self._quietly(self._backward_begins)), guarded(self._quietly(self._backward_ends))
-        around = wrapping(self._unless_idle(begin), lambda token, _: end(token), lambda token: self._stop())
+        around = wrapping(self._unless_idle(begin), lambda token, _: end(token), lambda token: self._on_detach())
         replace(undo, torch.autograd, "backward", around)
         replace(
             undo, torch.autograd, "grad", wrapping(self._unless_idle(self._grad_begins), self._resume, self._resume)
@@ -145,7 +138,6 @@ class DerivativeSource(RecorderListener):
         recorder.hooks.add(undo, register_optimizer_step_pre_hook(self._update_begins), self._update_begins)
         recorder.hooks.on_suspend.append(self._suspends)
         undo.callback(recorder.hooks.on_suspend.remove, self._suspends)
-        return undo
 
     def _quietly(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`, which ends the recording if it raises."""
@@ -155,12 +147,12 @@ class DerivativeSource(RecorderListener):
             try:
                 return function(*args, **kwargs)
             except BaseException:
-                self._stop()
+                self._on_detach()
                 raise
 
         return quiet
 
-    def _stop(self) -> None:
+    def _on_detach(self) -> None:
         """End the recording of a step, and remove everything from the program."""
         recording, self._recording = self._recording, None
         self._hooks.close()
@@ -173,7 +165,7 @@ class DerivativeSource(RecorderListener):
             recording.end("the step is over")
 
     def window_closed(self, cut: Cut) -> None:
-        self._stop()
+        self._on_detach()
 
     # -- recording -------------------------------------------------------------------------------------------------
 
@@ -206,7 +198,7 @@ class DerivativeSource(RecorderListener):
             recorder.watching
             and recorder.active
             and recorder.hooks.in_one_thread
-            and (self._steps.includes(step) or self._suspicion is not None)
+            and (self._verifies(step) or self._suspicion is not None)
             and torch._C._current_graph_task_id() < 0
             and not (is_traced() or FLAGS.get(EXPORTS) or torch._C._get_tracing_state() is not None or is_capturing())
         )
@@ -305,10 +297,10 @@ class DerivativeSource(RecorderListener):
             recording.turn_off()
         if recording.failed:
             self._undecide(self._model, recording.failed)
-            self._stop()
+            self._on_detach()
             return None
         if self._verified >= MAX_BACKWARDS:
-            self._stop()
+            self._on_detach()
             return None
         self._verified += 1
         try:

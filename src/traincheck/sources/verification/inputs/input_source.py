@@ -24,22 +24,23 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
+from traincheck.sources.verification.experiment_source import ExperimentSource
 from traincheck.sources.verification.inputs.changed_calls import ChangedCall, Judgement
 from traincheck.sources.verification.inputs.input_changes import AlignedSequences
-from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
-from traincheck.vocab.demand import Demand
+from traincheck.sources.verification.verified_steps import VerifiedSteps
 from traincheck.vocab.verification import DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
 
 
-class InputSource:
+class InputSource(ExperimentSource):
     """Changes the inputs of the first call of each model in a verified step. It attaches after the source `modules`."""
 
     name = "inputs"
+    experiments = (SAMPLES, LATER_TOKENS, PADDING, PADDING_LOSS)
 
-    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, every: int) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
+        super().__init__(steps)
         self._calls = calls
         self._catalog = catalog
-        self._steps = VerifiedSteps(every)
         self._step = 0  # the last verified step
         self._names: set[str] = set()  # of models that were called in it
         self._open: ChangedCall | None = None  # the call under way
@@ -48,21 +49,9 @@ class InputSource:
         self._sequences: defaultdict[str, AlignedSequences] = defaultdict(AlignedSequences)  # by model
         self._thread = 0
 
-    def offers(self) -> str | None:
-        return None
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = UndoStack()
-        if not is_requested(demand):
-            return undo
-        self._recorder = recorder
-        self._reporters = {
-            experiment.name: Reporter(experiment, recorder)
-            for experiment in (SAMPLES, LATER_TOKENS, PADDING, PADDING_LOSS)
-        }
-        recorder.on_detach(undo, self._release)
+    def _observe(self, undo: UndoStack, recorder: Recorder) -> None:
         capture, returned = self._guarded(self._capture), self._guarded(self._returned)
-        release = recorder.guarded(self.name, self._release, always=True)
+        release = recorder.guarded(self.name, self._on_detach, always=True)
 
         def begins(module: nn.Module, args: Any) -> None:
             if self._called and recorder.steps.window_step != self._step:
@@ -79,7 +68,6 @@ class InputSource:
         verify = self._guarded(self._verify)
         follow: Callable[..., Any] = lambda *args, **kwargs: bool(self._called) or None  # noqa: E731
         replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: verify(), lambda token: None))
-        return undo
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -93,7 +81,7 @@ class InputSource:
         recorder = self._recorder
         return (
             module.training
-            and self._steps.includes(recorder.steps.window_step)
+            and self._verifies(recorder.steps.window_step)
             and torch.is_grad_enabled()
             and torch._C._get_tracing_state() is None
             and torch._C._current_graph_task_id() < 0  # a backward recomputes it
@@ -105,7 +93,7 @@ class InputSource:
         if step != self._step:
             self._step = step
             self._names.clear()
-            self._release()
+            self._on_detach()
         self._open = None
         name = self._catalog.module_name(module)
         if name in self._names or next(module.parameters(), None) is None:
@@ -154,7 +142,7 @@ class InputSource:
             if failed:
                 self._reporters[SAMPLES.name].report(call.call.name, UNDECIDED, failed)
 
-    def _release(self) -> None:
+    def _on_detach(self) -> None:
         self._open = None
         self._called.clear()
         self._hooks.close()

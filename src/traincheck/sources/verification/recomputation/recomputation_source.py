@@ -10,7 +10,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -25,9 +24,9 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.restorable_call import tensors_in
 from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
+from traincheck.sources.verification.experiment_source import ExperimentSource
 from traincheck.sources.verification.recomputation.recomputation import Pair, Print, compare_prints, print_of
-from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
-from traincheck.vocab.demand import Demand
+from traincheck.sources.verification.verified_steps import VerifiedSteps
 from traincheck.vocab.verification import DISAGREES, RECOMPUTATION
 
 MAX_PRINTS = 20_000
@@ -44,15 +43,16 @@ class _CallsOfThread(threading.local):
         self.collecting: list[Prints] = []  # of reentrant functions, the innermost last
 
 
-class RecomputationSource:
+class RecomputationSource(ExperimentSource):
     """See the module. It attaches after the source `modules`."""
 
     name = "recomputations"
+    experiments = (RECOMPUTATION,)
 
-    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, every: int) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
+        super().__init__(steps)
         self._calls = calls
         self._catalog = catalog
-        self._steps = VerifiedSteps(every)
         self._here = _CallsOfThread()
         self._buffers: set[int] = set()  # addresses
         self._frames: weakref.WeakKeyDictionary[Any, Prints] = weakref.WeakKeyDictionary()
@@ -60,15 +60,7 @@ class RecomputationSource:
         self._step = self._count = 0
         self._subject = self._site = ""
 
-    def offers(self) -> str | None:
-        return None
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = UndoStack()
-        if not is_requested(demand):
-            return undo
-        self._recorder, self._reporter = recorder, Reporter(RECOMPUTATION, recorder)
-        recorder.on_detach(undo, self._forget)
+    def _observe(self, undo: UndoStack, recorder: Recorder) -> None:
         guarded = functools.partial(recorder.guarded, self.name)
         begins, ends = guarded(self._module_begins), guarded(self._module_ends)
 
@@ -88,22 +80,17 @@ class RecomputationSource:
         verify = guarded(self._verify)
         follow: Callable[..., Any] = lambda *args, **kwargs: self._count or None  # noqa: E731
         replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: verify(), lambda token: None))
-        return undo
 
     def _is_verified(self) -> bool:
         recorder = self._recorder
-        return (
-            recorder.watching
-            and self._steps.includes(recorder.steps.window_step)
-            and not recorder.hooks.thread.suspended
-        )
+        return recorder.watching and self._verifies(recorder.steps.window_step) and not recorder.hooks.thread.suspended
 
     # -- calls of modules ------------------------------------------------------------------------------------------
 
     def _module_begins(self, module: nn.Module) -> None:
         if self._calls.depth == 1 and torch._C._current_graph_task_id() < 0:  # no backward computes it again
             if self._step != self._recorder.steps.window_step:
-                self._forget()
+                self._on_detach()
                 self._step = self._recorder.steps.window_step
             self._here.modules.clear()
             if has_parameters(module):  # a model, and no loss
@@ -201,7 +188,7 @@ class RecomputationSource:
             found = f"in step {self._step}, {found}"
         self._reporter.report(self._subject, verdict, found, first=first, site=self._site)
 
-    def _forget(self) -> None:
+    def _on_detach(self) -> None:
         self._here.modules.clear()
         self._frames.clear()
         self._here.collecting.clear()

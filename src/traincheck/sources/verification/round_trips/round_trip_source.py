@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.state_snapshot import without_modes
 from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.verification.experiment_source import ExperimentSource
 from traincheck.sources.verification.round_trips.model_outputs import CannotCompute, CapturedBatch, differ
 from traincheck.sources.verification.round_trips.optimizer_updates import (
     CannotCompare,
@@ -49,8 +50,7 @@ from traincheck.sources.verification.round_trips.optimizer_updates import (
     update_differs,
 )
 from traincheck.sources.verification.round_trips.unsaved_state import Place, UnsavedState
-from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
-from traincheck.vocab.demand import Demand
+from traincheck.sources.verification.verified_steps import VerifiedSteps
 from traincheck.vocab.verification import AGREES, DISAGREES, ROUND_TRIP, UNDECIDED
 
 MOST_TRIED = 8
@@ -67,29 +67,22 @@ class _Model:
         self.reason = "no call of it was verified before the save"
 
 
-class RoundTripSource:
+class RoundTripSource(ExperimentSource):
     """See the module. Its memory is bounded by one batch and the first values of unsaved state for each model, and
     while it compares by a copy of the model's tensors (at most 1 GiB)."""
 
     name = "round_trip"
+    experiments = (ROUND_TRIP,)
 
-    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, every: int) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
+        super().__init__(steps)
         self._calls, self._catalog = calls, catalog
-        self._every, self._steps = every, VerifiedSteps(every)
         self._models: dict[int, _Model] = {}
         self._in_call: _Model | None = None
         self._last_save = 0
         self._thread = 0
 
-    def offers(self) -> str | None:
-        return None
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = UndoStack()
-        if not is_requested(demand):
-            return undo
-        self._recorder, self._reporter = recorder, Reporter(ROUND_TRIP, recorder)
-        recorder.on_detach(undo, self._models.clear)
+    def _observe(self, undo: UndoStack, recorder: Recorder) -> None:
         begin, end = recorder.guarded(self.name, self._call_begins), recorder.guarded(self.name, self._call_ends)
 
         def begins(module: nn.Module, args: Any) -> None:
@@ -104,7 +97,9 @@ class RoundTripSource:
         saves = recorder.guarded(self.name, self._save_begins)
         around = wrapping(lambda *args, **kwargs: saves(*args, **kwargs), lambda *_: None, lambda _: None)
         replace_everywhere(undo, "torch", "save", around)
-        return undo
+
+    def _on_detach(self) -> None:
+        self._models.clear()
 
     # -- calls of the model ----------------------------------------------------------------------------------------
 
@@ -116,14 +111,14 @@ class RoundTripSource:
         model = self._models.get(id(inner))
         step = self._recorder.steps.window_step
         is_known = model is not None and model.module() is inner
-        if is_known and not self._steps.includes(step):
+        if is_known and not self._verifies(step):
             return
         keywords = keywords_of_call(self._recorder)
         with self._hidden(), hidden_from_modes():
             if model is None or not is_known:
                 self._models = {key: known for key, known in self._models.items() if known.module() is not None}
                 model = self._models[id(inner)] = _Model(inner)
-            if self._steps.includes(step):
+            if self._verifies(step):
                 self._thread = threading.get_ident()
                 try:
                     model.batch = CapturedBatch(inner, args, keywords)
@@ -146,7 +141,7 @@ class RoundTripSource:
         step = self._recorder.steps.step
         if not self._thread or threading.get_ident() != self._thread or self._calls.depth:
             return
-        if self._last_save and 0 < step - self._last_save < self._every:  # a step may save several files
+        if self._last_save and 0 < step - self._last_save < self._steps.every:  # a step may save several files
             return
         site = self._recorder.sites.here()
         with self._hidden():

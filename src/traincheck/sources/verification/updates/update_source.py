@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +21,10 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.state_snapshot import without_modes
 from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.verification.experiment_source import ExperimentSource
 from traincheck.sources.verification.updates.judgement import Judgement, UpdateHistory
 from traincheck.sources.verification.updates.selection import ParametersBefore, read_before
-from traincheck.sources.verification.verified_steps import Reporter, VerifiedSteps, is_requested
-from traincheck.vocab.demand import Demand
+from traincheck.sources.verification.verified_steps import VerifiedSteps
 from traincheck.vocab.verification import ALGORITHM, DISAGREES, UNDECIDED
 
 
@@ -39,30 +39,23 @@ class _Update(NamedTuple):
     site: str
 
 
-class UpdateSource:
+class UpdateSource(ExperimentSource):
     """Compares the first update of each optimizer in a verified step."""
 
     name = "updates"
+    experiments = (ALGORITHM,)
 
-    def __init__(self, catalog: VariableCatalog, every: int) -> None:
+    def __init__(self, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
+        super().__init__(steps)
         self._catalog = catalog
-        self._steps = VerifiedSteps(every)
         self._histories: dict[str, UpdateHistory] = {}
         self._updates: list[_Update] = []  # an optimizer may step inside the step of another
 
-    def offers(self) -> str | None:
-        return None
-
-    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = UndoStack()
-        if not is_requested(demand):
-            return undo
-        self._recorder, self._reporter = recorder, Reporter(ALGORITHM, recorder)
-        recorder.on_detach(undo, self._updates.clear)
+    def _observe(self, undo: UndoStack, recorder: Recorder) -> None:
         begin, end = recorder.guarded(self.name, self._begins), recorder.guarded(self.name, self._ends)
 
         def update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if self._steps.includes(recorder.steps.window_step):
+            if self._verifies(recorder.steps.window_step):
                 begin(optimizer, args, kwargs)
 
         def update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -71,7 +64,9 @@ class UpdateSource:
 
         recorder.hooks.add(undo, register_optimizer_step_pre_hook(update_begins), update_begins)
         recorder.hooks.add(undo, register_optimizer_step_post_hook(update_ends), update_ends)
-        return undo
+
+    def _on_detach(self) -> None:
+        self._updates.clear()
 
     def _begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._updates = [update for update in self._updates if update.running.is_running()]
