@@ -61,7 +61,7 @@ bench: $(READY)  ## The benchmarks: cost of observing and learning, transfer of 
 	$(BIN)/python -m benchmarks.transfer
 	$(BIN)/python -m benchmarks.detection
 	$(BIN)/python -m benchmarks.ranks
-	$(BIN)/python -m benchmarks.replays
+	$(BIN)/python -m benchmarks.verification
 	$(BIN)/python -m benchmarks.detection --live
 	$(BIN)/python -m benchmarks.inference
 	$(BIN)/python -m benchmarks.scale

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.detection import live_table, tables
 from benchmarks.ranks.simulated import LAYOUTS
 from benchmarks.soak import table as soak_table
+from traincheck.sources.verification.verified_steps import Turn
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -31,16 +32,18 @@ a step are the size of the recording divided by the number of steps. A checked r
 the figure after *later* is the size that a step of a long run adds.
 """
 
-REPLAYS = """
-## Cost of replaying steps
+VERIFICATION = """
+## Cost of verification
 
-`python -m benchmarks.replays` measures replay without other rules (`--packs none --verify-every {every}`) on the workloads
-above. The replay column compares the replayed step and its successor with the other steps of the same run. It gives the
-extra time in steps, as the median with minimum and maximum over the rounds. The next column compares the other steps
-with those of the plain program. The last column is the time of a run that replays one of 100 steps.
+`python -m benchmarks.verification` measures verification without other rules (`--packs none --verify-every {every}`) on the
+workloads above. From this interval on, the experiments take turns. The columns of the turns compare a verified step and its
+successor with the other steps of the same run. They give the extra time in steps, as the median with minimum and maximum
+over the rounds. *Replay* executes the step again and compares the bits, *derivative* verifies the gradients, and *others*
+are the experiments about updates, inputs, recomputation, accumulation and checkpoints. The next column compares steps that are
+not verified with those of the plain program. The last column is the time of a run that verifies one of {target} steps.
 
-| workload | plain step | time of a replay, in steps | other steps | with `--verify-every 100` |
-|---|---|---|---|---|
+| workload | plain step | replay, in steps | derivative | others | other steps | with `--verify-every {target}` |
+|---|---|---|---|---|---|---|
 """
 
 SAMPLED = """
@@ -177,9 +180,10 @@ def write_page() -> None:
         parts += [live_table.text(live), _machine_text(live)]
     if cost:
         parts += [COST, _table(cost), _start_up(cost.get("start_up")), _machine_text(cost)]
-    replays = _data("replays")
-    if replays:
-        parts += [REPLAYS.format(every=replays["every"]), _replays(replays), _machine_text(replays)]
+    verification = _data("verification")
+    if verification:
+        head = VERIFICATION.format(every=verification["every"], target=verification["target"])
+        parts += [head, _verification(verification), _machine_text(verification)]
     if soak:
         parts += [SOAK, soak_table.text(soak), _machine_text(soak)]
     if ranks:
@@ -228,10 +232,11 @@ def _table(cost: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n" + (SAMPLED + "".join(rows) if rows else "") + _where(cost)
 
 
-def _replays(results: dict[str, Any]) -> str:
+def _verification(results: dict[str, Any]) -> str:
     return "".join(
-        f"| {name} | {workload['plain_step_ms']:.1f} ms | {_steps(workload['steps_each'])} | "
-        f"{_ratio(workload['other_steps'])} | {workload['ratio_at_100']:.3f}x |\n"
+        f"| {name} | {workload['plain_step_ms']:.1f} ms | "
+        f"{' | '.join(_steps(workload['steps_each'][turn.name.lower()]) for turn in Turn)} | "
+        f"{_ratio(workload['other_steps'])} | {workload['ratio']:.3f}x |\n"
         for name, workload in results["workloads"].items()
     )
 

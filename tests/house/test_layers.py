@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "invariants": GROUND,
     "inference": GROUND | RULES,
     "checking": GROUND | RULES | {"diagnoses"},
+    "comparison": GROUND | {"trace"},
     "sdc": GROUND | {"sources"},
     "testing": GROUND | RULES | {"inference", "checking", "diagnoses", "reporting", "sources", "sdc"},
     "runtime": GROUND | RULES | {"sources", "inference", "checking", "diagnoses", "reporting", "config", "options"},

@@ -3,4 +3,4 @@
 from gpt_model import Sizes, train
 from timing import Clock
 
-train(Sizes(width=512, layers=6, heads=8, vocabulary=1024), batch=4, steps=40, clock=Clock())
+train(Sizes(width=512, layers=6, heads=8, vocabulary=1024), batch=4, steps=64, clock=Clock())

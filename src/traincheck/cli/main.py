@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "watch": ("traincheck.cli.commands.watch", "Watch a run from another terminal or host."),
     "check": ("traincheck.cli.commands.check", "Check recorded runs; PyTorch is not needed."),
     "report": ("traincheck.cli.commands.report", "Show the reports of runs again, on the terminal and as a page."),
+    "compare": ("traincheck.cli.commands.compare", "Find the first operation that differs between two runs."),
     "ctl": ("traincheck.cli.commands.ctl", "Change a run while it trains."),
     "accept": ("traincheck.cli.commands.accept", "Accept good runs and learn from them."),
     "status": ("traincheck.cli.commands.status", "Show which runs of your programs are accepted."),

@@ -31,6 +31,7 @@ TrainCheckError
 │   ├── RunFolderError
 │   │   ├── RunFolderNotFound
 │   │   ├── RunFolderEmpty
+│   │   ├── NothingToCompare
 │   │   ├── TraceTooNew
 │   │   ├── TraceUnreadable
 │   │   ├── TraceOutOfReach
@@ -79,6 +80,7 @@ from traincheck.errors.inputs import (
     InputError,
     JournalUnreadable,
     LibraryUnreadable,
+    NothingToCompare,
     PacksUnreadable,
     ReportError,
     ReportNotFound,
@@ -150,6 +152,7 @@ __all__ = [
     "ReportTooNew",
     "ReportUnreadable",
     "RunFolderEmpty",
+    "NothingToCompare",
     "RunFolderError",
     "RunFolderInUse",
     "RunFolderNotFound",

@@ -134,6 +134,16 @@ class RunFolderEmpty(RunFolderError):
         )
 
 
+class NothingToCompare(RunFolderError):
+    slug = "nothing-to-compare"
+
+    def __init__(self, path: PathLike, reason: str) -> None:
+        super().__init__(
+            f"The run '{os.fspath(path)}' cannot be compared: {reason}. "
+            "Record both runs with `traincheck collect --record operations PROGRAM`."
+        )
+
+
 class TraceTooNew(_TooNew, RunFolderError):
     slug = "trace-too-new"
     kind = "was written in trace format"

@@ -20,6 +20,7 @@ from traincheck.vocab.option_values import (
     FILES,
     NO_PACKS,
     OFF,
+    OPERATIONS,
     RECORDED_WHOLE,
     SHIPPED_PACKS,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "EXCHANGE",
     "FILES",
     "AROUND_FINDINGS",
+    "OPERATIONS",
     "GROUPS",
     "Kind",
     "NO_PACKS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincheck.options.row import CHECKED, ON_FINDINGS, RANKS, RECORDING, Option
-from traincheck.vocab.option_values import ALL, AROUND_FINDINGS, AUTO, EXCHANGE, FILES, OFF
+from traincheck.vocab.option_values import ALL, AROUND_FINDINGS, AUTO, EXCHANGE, FILES, OFF, OPERATIONS
 
 CONFIGURABLE = (
     Option(
@@ -131,10 +131,10 @@ CONFIGURABLE = (
     Option(
         "record",
         ("--record",),
-        "Record the steps around findings, or all watched steps.",
-        metavar="found|all",
+        "Record the steps around findings, all watched steps, or sketches of their operations for `compare`.",
+        metavar="found|all|operations",
         default=AROUND_FINDINGS,
-        choices=(AROUND_FINDINGS, ALL),
+        choices=(AROUND_FINDINGS, ALL, OPERATIONS),
         shared=True,
         group=RECORDING,
     ),

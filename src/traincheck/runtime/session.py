@@ -37,15 +37,16 @@ from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.runtime.terminal_findings import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import ProcessNote, StopRequest
-from traincheck.vocab.demand import EVERYTHING
+from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR, Invariant
-from traincheck.vocab.option_values import ALL
+from traincheck.vocab.option_values import ALL, OPERATIONS
 
 if TYPE_CHECKING:
     from traincheck.sources.attachment import Attachment
     from traincheck.sources.recording.step_tracker import Cut
+    from traincheck.trace.operation_files import OperationWriter
 
 NOTE_SECONDS = 2.0
 """Seconds that an incomplete end waits for its last note, as the disk may be the reason."""
@@ -90,11 +91,7 @@ class Session:
 
         book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
         rules = deployable(book.invariants, self.settings.script)
-        demand = demand_of(rules) if self.settings.mode == "run" else EVERYTHING
-        if self.settings.records_settings:
-            from traincheck.relations.consistent.own_runs import REFERENCE
-
-            demand |= REFERENCE
+        demand = self._demand(rules)
         published_bytes = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._publisher: RankPublisher | None = None
         recording_bytes = self.settings.keep_recording - published_bytes
@@ -111,6 +108,9 @@ class Session:
             stages.append(("ranks", lambda window: publisher.feed(window, self._rank_info)))
         if self.settings.verify_every:
             stages.append(("verification", self._verified.feed))
+        operations = self._operation_writer()
+        if operations is not None:
+            stages.append(("operations", operations.feed))
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=self._window_recorder.at_rest)
         stages.append(("heartbeat", heartbeat.feed))
@@ -138,6 +138,7 @@ class Session:
             when_imported,
             self.settings.verify_every,
             installed=self.settings.installed_sources,
+            operations=operations.add if operations is not None else None,
         )
         self._catalog = built.catalog
         attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.call_context.training_flags))
@@ -149,6 +150,24 @@ class Session:
         self._write_note(ended=False)
         if self._control_follower is not None:
             self._control_follower.start()
+
+    def _demand(self, rules: Sequence[Invariant]) -> Demand:
+        """What sources observe: what the rules need, or everything. A recording of operations needs nothing else."""
+        if self.settings.mode == "collect":
+            return NOTHING if self.settings.record == OPERATIONS else EVERYTHING
+        demand = demand_of(rules)
+        if self.settings.records_settings:
+            from traincheck.relations.consistent.own_runs import REFERENCE
+
+            demand |= REFERENCE
+        return demand
+
+    def _operation_writer(self) -> OperationWriter | None:
+        if self.settings.record != OPERATIONS:
+            return None
+        from traincheck.trace.operation_files import OperationWriter
+
+        return OperationWriter(self._folder.path, self._process)
 
     def _steps_to_watch(self) -> Callable[[int], bool]:
         """Return the function that says which steps are watched: those of the sampling, and all that are verified."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from traincheck import plugins
 from traincheck.sources.attachment import Attachment
@@ -36,6 +36,9 @@ from traincheck.sources.recording.run_totals import RunSource
 from traincheck.sources.tensors.call_summaries import CallSummaries
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.source_declaration import SourceDeclaration
+
+if TYPE_CHECKING:
+    from traincheck.vocab.operations import StepOperations
 
 
 class Offer(NamedTuple):
@@ -71,13 +74,16 @@ def build_all(
     when_imported: WhenImported = ignore_imports,
     verify_every: int = 0,
     *,
+    operations: Callable[[StepOperations], object] | None = None,
     installed: bool = True,
     extra: Sequence[SourceDeclaration] = (),
 ) -> Built:
     """As `build`, with the catalog of variables and the context of running calls.
 
-    One of `verify_every` steps is verified, none with 0. `installed` says whether to look for sources of
-    installed packages. `extra` sources are built without being installed.
+    One of `verify_every` steps is verified, none with 0. The operations of watched steps are
+    sketched and passed to `operations`.
+    `installed` says whether to look for sources of installed packages. `extra` sources are built without being
+    installed.
     """
     catalog, calls = VariableCatalog(), ModuleCalls()
     gradients = Gradients(catalog, recorder)
@@ -107,6 +113,10 @@ def build_all(
         from traincheck.sources.verification.verified_steps import VerifiedSteps
 
         sources += experiments(VerifiedSteps(verify_every), calls, catalog)
+    if operations is not None:
+        from traincheck.sources.operations.operation_source import OperationSource
+
+        sources.append(OperationSource(calls, catalog, operations))
     if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
         from traincheck.sources.installed_sources import InstalledSource, installed_sources
         from traincheck.sources.toolkit import SourceToolkit

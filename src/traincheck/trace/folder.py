@@ -17,7 +17,7 @@ from traincheck import redaction
 from traincheck.addresses import Address, as_path
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.control_file import change_control, read_control, stopped
-from traincheck.trace.format import DIGESTS, EVENTS, MANIFEST
+from traincheck.trace.format import DIGESTS, EVENTS, MANIFEST, OPERATIONS
 from traincheck.trace.run_notes import Manifest, ProcessNote, StopRequest, from_json, recorded_of, to_json
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
@@ -30,6 +30,7 @@ _Owner = tuple[int, int]
 """The rank of a process, and its number."""
 
 _EVENTS = re.compile(r"events-(-?[0-9]{1,18})-([0-9]{1,18})\.arrows")
+_OPERATIONS = re.compile(OPERATIONS + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.msgpack")
 _NOTE = re.compile(r"process-(-?[0-9]{1,18})-([0-9]{1,18})\.json")
 
 
@@ -146,6 +147,10 @@ class RunFolder:
     def event_files(self) -> tuple[Path, ...]:
         """Return the event file of each process, by rank, then by process."""
         return tuple(self._files(_EVENTS).values())
+
+    def operation_files(self) -> tuple[Path, ...]:
+        """The files of sketched operations, sorted by rank and process."""
+        return tuple(self._files(_OPERATIONS).values())
 
     def event_files_of(self, rank: int) -> tuple[Path, ...]:
         """Return the event file of each process of this rank, by process."""

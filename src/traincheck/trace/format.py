@@ -20,6 +20,6 @@ MANIFEST = "run.json"
 BOOK_FILE = "book.jsonl"
 """The book against which a run was checked live. The run folder keeps it, because it decided what was observed."""
 
-EVENTS, DIGESTS = "events", "told"
-"""Prefixes of the files of a process: its events, and the digests that it publishes to other ranks (see
-checking/digests.py). The prefix on disk stays `told`."""
+EVENTS, DIGESTS, OPERATIONS = "events", "told", "operations"
+"""Prefixes of the files of a process: its events, the digests that it publishes to other ranks (see
+checking/digests.py), and its operations (see operation_files.py). The prefix of digests on disk stays `told`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 AUTO, FILES, EXCHANGE, OFF = "auto", "files", "exchange", "off"
 """How ranks are compared: as the run folders allow, by files, by an exchange between the ranks, or not at all."""
 
-AROUND_FINDINGS, ALL = "found", "all"
+AROUND_FINDINGS, ALL, OPERATIONS = "found", "all", "operations"
 """Which steps of a checked run are recorded: those around findings, the first and last ones and a few others; or every
 watched step."""
 

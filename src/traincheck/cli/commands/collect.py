@@ -33,7 +33,7 @@ training down; a few hundred steps are enough to learn from.
 """
 
 
-@flags.shared_options("packages", "as_program", "runs", "keep_recording", "verify_every", hidden=("budget",))
+@flags.shared_options("packages", "as_program", "runs", "record", "keep_recording", "verify_every", hidden=("budget",))
 def command(target: flags.Words = None, run_folder: flags.RunFolder = None, **options: Any) -> None:
     """Record a run of a program in full."""
     if options["budget"] is not None:

@@ -14,7 +14,7 @@ import msgspec
 from traincheck import plugins, redaction
 from traincheck.config import Config
 from traincheck.invariants.book import Book, write_book
-from traincheck.options import AROUND_FINDINGS
+from traincheck.options import AROUND_FINDINGS, OPERATIONS
 from traincheck.runtime.launching.command_target import Target
 from traincheck.runtime.launching.program_identity import CheckedProgram, identity_of
 from traincheck.runtime.launching.run_settings import Settings
@@ -94,7 +94,7 @@ def settings(
         callback=config.callback,
         record_after_finding=config.record_after_finding,
         snapshot=config.snapshot,
-        record="found" if mode == "run" and config.record == AROUND_FINDINGS else "all",
+        record=_record(mode, config),
         keep_recording=config.keep_recording,
         compare_ranks=config.compare_ranks,
         budget=config.budget.share if mode == "run" else 0.0,
@@ -106,6 +106,12 @@ def settings(
         packages=config.packages,
         script=checked_program(target, config).script,
     )
+
+
+def _record(mode: Literal["collect", "run"], config: Config) -> Literal["found", "all", "operations"]:
+    if config.record == OPERATIONS:
+        return "operations"
+    return "found" if mode == "run" and config.record == AROUND_FINDINGS else "all"
 
 
 def _literal(on_violation: str) -> Literal["warn", "stop", "callback"]:

@@ -1,0 +1,59 @@
+"""Which operation of one run is which of another: by phase, module and name, in their order.
+
+Runs may differ in some operations, so the two sequences are aligned as texts are by `diff`, not by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+
+from traincheck.vocab.operations import BEFORE, GRADIENT, INPUT, UPDATE, Operation
+
+Pair = tuple[int, int]
+
+Rename = Callable[[str], str]
+
+
+def aligned(a: Sequence[Operation], b: Sequence[Operation], rename: Rename = lambda name: name) -> list[Pair]:
+    """The pairs of indices of operations that are the same; `rename` gives names of `b` those of `a`.
+
+    Variables are aligned by name, wherever they are used first. The pairs are in the order of `a`.
+    """
+    variables = {_variable(operation, rename=lambda name: name): index for index, operation in enumerate(a)}
+    pairs = [
+        (variables[key], index)
+        for index, operation in enumerate(b)
+        if (key := _variable(operation, rename)) and key in variables
+    ]
+    own = [index for index, operation in enumerate(a) if not _variable(operation, lambda name: name)]
+    other = [index for index, operation in enumerate(b) if not _variable(operation, rename)]
+    matcher = SequenceMatcher(
+        None,
+        [(a[i].phase, a[i].name, a[i].module) for i in own],
+        [(b[i].phase, b[i].name, rename(b[i].module)) for i in other],
+        autojunk=False,
+    )
+    for block in matcher.get_matching_blocks():
+        pairs += [(own[block.a + offset], other[block.b + offset]) for offset in range(block.size)]
+    return sorted(pairs)
+
+
+def _variable(operation: Operation, rename: Rename) -> tuple[str, str, str] | None:
+    """A key of the value of a variable; None for operations, and for inputs, which have no name."""
+    if operation.phase not in (BEFORE, GRADIENT, UPDATE) or operation.name == INPUT:
+        return None
+    return operation.phase, operation.name, rename(operation.module)
+
+
+def renaming(a: Sequence[Operation], b: Sequence[Operation]) -> dict[str, str]:
+    """The outermost modules of `b` by the names that they have in `a`, where each run has one that the other lacks."""
+    own, other = _roots(a), _roots(b)
+    only_own = [root for root in own if root not in other]
+    only_other = [root for root in other if root not in own]
+    return dict(zip(only_other, only_own, strict=True)) if len(only_own) == len(only_other) else {}
+
+
+def _roots(operations: Sequence[Operation]) -> list[str]:
+    names = (operation.module for operation in operations if operation.name != INPUT)
+    return list(dict.fromkeys(name.partition(".")[0] for name in names if name))

@@ -1,0 +1,112 @@
+"""Compares the sketched steps of two recorded runs, from the first step on until one has an origin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from traincheck.comparison.alignment import Rename, renaming
+from traincheck.comparison.step_comparison import Difference, StepComparison
+from traincheck.errors import NothingToCompare
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.operation_files import read_operations
+from traincheck.vocab.operations import BEFORE, INPUT, StepOperations
+
+SAME, ROUNDING, DIFFERENT = "same", "rounding", "different"
+"""Results: equal bits; equal within what rounding explains; different."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """How many operations of a step have the same bits, differ by rounding, and differ by more."""
+
+    step: int
+    same: int
+    rounding: int
+    different: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a comparison: the origins in the first step that has some, and the operations behind them.
+
+    `since` is the last step before the origins that was compared, 0 for none. `incomplete` says what was not recorded.
+    """
+
+    steps: tuple[StepResult, ...]
+    origins: tuple[Difference, ...] = ()
+    victims: tuple[Difference, ...] = ()
+    since: int = 0
+    incomplete: tuple[str, ...] = ()
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def result(self) -> str:
+        """SAME, ROUNDING or DIFFERENT."""
+        if self.origins:
+            return DIFFERENT
+        return ROUNDING if any(step.rounding or step.different for step in self.steps) else SAME
+
+
+def compare_runs(a: Path, b: Path, renamed: dict[str, str] | None = None) -> Comparison:
+    """Compare the first rank of two runs. `renamed` maps names of modules of `b` to those of `a`.
+
+    Raises NothingToCompare if a run has no sketched operations, or the runs have no sketched step in common, and the
+    errors of `RunFolder`.
+    """
+    return compare_steps(_steps(a), _steps(b), renamed, (a, b))
+
+
+def _steps(path: Path) -> list[StepOperations]:
+    files = RunFolder.open(path).operation_files()
+    steps = list(read_operations(files[0])) if files else []
+    if not steps:
+        raise NothingToCompare(path, "it has no sketches of operations")
+    return steps
+
+
+def compare_steps(
+    a: Sequence[StepOperations],
+    b: Sequence[StepOperations],
+    renamed: dict[str, str] | None = None,
+    paths: tuple[Path, Path] = (Path("A"), Path("B")),
+) -> Comparison:
+    """Compare sketched steps of two runs, see `compare_runs`."""
+    others = {step.step: step for step in b}
+    common = [(step, others[step.step]) for step in a if step.step in others]
+    if not common:
+        raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {paths[0]}")
+    names = renaming(common[0][0].operations, common[0][1].operations) if renamed is None else renamed
+    rename = _rename(names)
+    results: list[StepResult] = []
+    incomplete = tuple(dict.fromkeys(step.incomplete for pair in common for step in pair if step.incomplete))
+    before: dict[str, float] | None = None
+    last = 0
+    for own, other in common:
+        adjacent = own.step == last + 1
+        compared = StepComparison(own, other, rename, before if adjacent else None)
+        all_same = all(result.rounding == result.different == 0 for result in results)
+        results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
+        origins = compared.origins if adjacent or all_same else [each for each in compared.origins if not _old(each)]
+        if origins:
+            return Comparison(tuple(results), tuple(origins), tuple(compared.victims), last, incomplete, names)
+        before, last = compared.updated, own.step
+    return Comparison(tuple(results), incomplete=incomplete, renamed=names)
+
+
+def _old(origin: Difference) -> bool:
+    """Whether a difference may be older than its step: rounding grew in steps that were not sketched."""
+    operation = origin.operation
+    return (operation.phase == BEFORE and operation.name != INPUT) or math.isinf(origin.inputs)
+
+
+def _rename(names: dict[str, str]) -> Rename:
+    def rename(name: str) -> str:
+        for old, new in names.items():
+            if name == old or name.startswith(f"{old}."):
+                return new + name[len(old) :]
+        return name
+
+    return rename

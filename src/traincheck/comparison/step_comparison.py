@@ -1,0 +1,244 @@
+"""Compares one step of two runs: which operations begin a difference, and which only receive one.
+
+Note [Origins]
+An operation is an *origin* if its results differ by more than the distance of its inputs and rounding explain (see Note
+[What rounding explains]). All others with other results are *victims*. Where the programs execute different operations,
+an operation that is the same in both may receive other values from them: then the stretch of different operations is
+the origin, if what flows into it is equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from traincheck.comparison.alignment import Pair, Rename, aligned
+from traincheck.comparison.distance import AMPLIFIES, distance, rounding
+from traincheck.vocab.operations import (
+    BACKWARD,
+    BEFORE,
+    GRADIENT,
+    INPUT,
+    SUM,
+    UPDATE,
+    Operation,
+    Sketch,
+    StepOperations,
+)
+
+DATA, RANDOM, INITIALISATION, CODE, GRADIENTS, NUMBERS = KINDS = (
+    "data",
+    "random state",
+    "initial weights",
+    "other operations",
+    "gradients",
+    "numbers",
+)
+"""Kinds of origins. *Other operations*: the runs execute different operations, or with different settings. *Gradients*:
+the backwards are equal, and the gradients that an optimizer gets are not. *Numbers*: all else."""
+
+ROUNDED = 1e-4
+"""Explained differences up to this one count as rounding, others as victims."""
+
+UPDATE_AMPLIFIES = 1000.0
+"""An update may divide a gradient by its own size, so that elements near zero take full steps in any direction."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An operation (or the begin of a stretch of different operations) with other results in the two runs.
+
+    `inputs` and `results` are relative distances. `a` and `b` are the operation in each run, None where a run lacks it;
+    `others_a` and `others_b` are all operations of a stretch.
+    """
+
+    step: int
+    kind: str
+    inputs: float
+    results: float
+    a: Operation | None
+    b: Operation | None
+    values: tuple[Sketch, Sketch] | None = None
+    others_a: tuple[Operation, ...] = ()
+    others_b: tuple[Operation, ...] = ()
+
+    @property
+    def operation(self) -> Operation:
+        """The operation in the first run that has it."""
+        found = self.a or self.b
+        assert found is not None
+        return found
+
+
+class StepComparison:
+    """The comparison of one step. `before` are the distances of parameters at the end of the step before, by name."""
+
+    def __init__(
+        self,
+        a: StepOperations,
+        b: StepOperations,
+        rename: Rename = lambda name: name,
+        before: dict[str, float] | None = None,
+    ) -> None:
+        self.step = a.step
+        self._a, self._b = a, b
+        self._before = before
+        self.pairs: list[Pair] = aligned(a.operations, b.operations, rename)
+        self._partner = dict(self.pairs)
+        self._producers = _producers(a.operations), _producers(b.operations)
+        self._unpaired = (
+            set(range(len(a.operations))) - {i for i, _ in self.pairs},
+            set(range(len(b.operations))) - {j for _, j in self.pairs},
+        )
+        self.same = self.rounding = self.different = 0
+        self.origins: list[Difference] = []
+        self.victims: list[Difference] = []
+        self.updated: dict[str, float] = {}
+        """The distances of the parameters after the step."""
+        self._compare()
+
+    @cached_property
+    def extra(self) -> tuple[int, int]:
+        """How many operations only the first and only the second run has."""
+        return len(self._unpaired[0]), len(self._unpaired[1])
+
+    def _compare(self) -> None:
+        uncertain: dict[int, float] = {}  # by value of the first run
+        gradients: dict[str, float] = {}
+        initial: dict[str, float] = {}
+        worst_backward = 0.0
+        for i, j in self.pairs:
+            a, b = self._a.operations[i], self._b.operations[j]
+            results = self._distance(a.outputs, b.outputs, self._incoming(a))
+            if a.phase == BEFORE:
+                inputs = (self._before or {}).get(a.module, 0.0)
+                initial[a.module] = results
+            elif a.phase == GRADIENT:
+                inputs = max(worst_backward, self._input_distance(a, b))
+                gradients[a.module] = results
+            elif a.phase == UPDATE:
+                inputs = max(gradients.get(a.module, 0.0), initial.get(a.module, 0.0))
+                self.updated[a.module] = results
+            else:
+                inputs = max(self._input_distance(a, b), *(uncertain.get(value, 0.0) for value in a.inputs), 0.0)
+            uncertain.update(dict.fromkeys(a.outputs, max(inputs, results)))
+            if a.phase == BACKWARD and a.name != SUM:
+                worst_backward = max(worst_backward, inputs, results)
+            self._judge(a, b, inputs, results)
+
+    def _judge(self, a: Operation, b: Operation, inputs: float, results: float) -> None:
+        if results == 0.0:
+            self.same += 1
+            return
+        allowed = self._rounding(a, b)
+        explained = a.name == SUM or results <= allowed + (
+            (UPDATE_AMPLIFIES if a.phase == UPDATE else 1.0 if a.phase == BEFORE else AMPLIFIES) * inputs
+        )
+        if explained and results <= max(allowed, ROUNDED):
+            self.rounding += 1
+            return
+        self.different += 1
+        difference = Difference(self.step, _kind(a, b), inputs, results, a, b, self._sketches(a, b))
+        stretch = self._stretch_before(a, b) if explained else None
+        if stretch is not None:
+            self.origins.append(stretch)
+        (self.victims if explained else self.origins).append(difference)
+
+    # -- distances -------------------------------------------------------------------------------------------------
+
+    def _values(self, run: int, numbers: Sequence[int]) -> list[Sketch]:
+        values = (self._a, self._b)[run].values
+        return [values[number] for number in numbers]
+
+    def _distance(self, a: Sequence[int], b: Sequence[int], least: float = 0.0) -> float:
+        if len(a) != len(b):
+            return math.inf
+        pairs = zip(self._values(0, a), self._values(1, b), strict=True)
+        return max((distance(x, y, least) for x, y in pairs), default=0.0)
+
+    def _incoming(self, operation: Operation) -> float:
+        """The largest norm of the gradients that an operation of the backward takes."""
+        if operation.phase != BACKWARD:
+            return 0.0
+        producers, operations, values = self._producers[0], self._a.operations, self._a.values
+        norms = (values[each].norm for each in operation.inputs if operations[producers[each]].phase == BACKWARD)
+        return max(filter(math.isfinite, norms), default=0.0)
+
+    def _input_distance(self, a: Operation, b: Operation) -> float:
+        if len(a.inputs) == len(b.inputs):
+            return self._distance(a.inputs, b.inputs)
+        return 0.0 if _all_near(self._values(0, a.inputs), self._values(1, b.inputs)) else math.inf
+
+    def _rounding(self, a: Operation, b: Operation) -> float:
+        """By how much rounding lets results differ. Values from before the step have the same bits, or were cast."""
+        results = self._values(0, a.outputs), self._values(1, b.outputs)
+        if a.phase == BEFORE and [each.dtype for each in results[0]] == [each.dtype for each in results[1]]:
+            return 0.0
+        inputs = self._values(0, a.inputs), self._values(1, b.inputs)
+        return max(rounding(*both) for both in zip(results, inputs, strict=True))
+
+    def _sketches(self, a: Operation, b: Operation) -> tuple[Sketch, Sketch] | None:
+        pairs = list(zip(self._values(0, a.outputs), self._values(1, b.outputs), strict=False))
+        return max(pairs, key=lambda pair: distance(*pair)) if pairs else None
+
+    # -- stretches of different operations -------------------------------------------------------------------------
+
+    def _stretch_before(self, a: Operation, b: Operation) -> Difference | None:
+        """The different operations that computed the inputs of an operation, if their own inputs are equal."""
+        for x, y in zip(a.inputs, b.inputs, strict=False):
+            if distance(self._a.values[x], self._b.values[y]) == 0.0:
+                continue
+            own, own_inputs = self._back(0, x)
+            other, other_inputs = self._back(1, y)
+            if not own and not other:
+                continue
+            if _all_near(self._values(0, own_inputs), self._values(1, other_inputs)):
+                operations_a = tuple(self._a.operations[i] for i in own)
+                operations_b = tuple(self._b.operations[j] for j in other)
+                self._unpaired[0].difference_update(own)  # reported once
+                self._unpaired[1].difference_update(other)
+                values = self._a.values[x], self._b.values[y]
+                first_a, first_b = (operations_a or (None,))[0], (operations_b or (None,))[0]
+                return Difference(
+                    self.step, CODE, 0.0, distance(*values), first_a, first_b, values, operations_a, operations_b
+                )
+        return None
+
+    def _back(self, run: int, value: int) -> tuple[list[int], list[int]]:
+        """The operations without a partner that computed a value, in order, and the values that they began with."""
+        operations = (self._a, self._b)[run].operations
+        producers, unpaired = self._producers[run], self._unpaired[run]
+        found: set[int] = set()
+        begun: dict[int, None] = {}
+        waiting = [value]
+        while waiting:
+            number = waiting.pop()
+            producer = producers.get(number)
+            if producer is None or producer not in unpaired:
+                begun[number] = None
+            elif producer not in found:
+                found.add(producer)
+                waiting += operations[producer].inputs
+        return sorted(found), list(begun)
+
+
+def _producers(operations: Sequence[Operation]) -> dict[int, int]:
+    return {value: index for index, operation in enumerate(operations) for value in operation.outputs}
+
+
+def _all_near(a: Sequence[Sketch], b: Sequence[Sketch]) -> bool:
+    """Whether each value of the smaller set has an equal one in the other."""
+    few, many = sorted((a, b), key=len)
+    return all(any(distance(x, y) <= rounding([x, y], []) for y in many) for x in few)
+
+
+def _kind(a: Operation, b: Operation) -> str:
+    if a.phase == BEFORE:
+        return DATA if a.name == INPUT else INITIALISATION
+    if a.random or b.random:
+        return RANDOM
+    if a.settings != b.settings:
+        return CODE
+    return GRADIENTS if a.phase == GRADIENT else NUMBERS

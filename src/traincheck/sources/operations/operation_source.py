@@ -1,0 +1,153 @@
+"""Source `operations`: sketches the operations of watched steps, for `traincheck compare`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.operations.operation_recording import OperationRecording, Variable
+from traincheck.sources.recording.listener import RecorderListener
+from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.recording.step_tracker import Cut
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import TRAIN
+from traincheck.vocab.operations import GRADIENT, UPDATE, StepOperations
+
+_PLAIN = (bool, int, float, str, tuple)
+"""Kinds of hyperparameters that are shown."""
+
+
+class OperationSource(RecorderListener):
+    """Records the operations of each step from the first call of a module on, and passes them to `keep`.
+
+    It attaches after the source `modules`.
+    """
+
+    name = "operations"
+
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, keep: Callable[[StepOperations], object]) -> None:
+        self._calls, self._catalog, self._keep = calls, catalog, keep
+        self._recording: OperationRecording | None = None
+
+    def offers(self) -> str | None:
+        return (
+            None if hasattr(torch.autograd, "_get_sequence_nr") else "this release of torch does not number operations"
+        )
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        undo = UndoStack()
+        self._recorder = recorder
+        recorder.on_detach(undo, self._stop)
+        recorder.add_listener(self)
+        guarded = functools.partial(recorder.guarded, self.name)
+        start = guarded(self._start)
+
+        def call_begins(module: nn.Module, args: Any) -> None:
+            if self._calls.depth == 1 and torch._C._current_graph_task_id() < 0:
+                start(module)
+            if self._is_mine():
+                self._recording.call_begins(module)  # type: ignore[union-attr]
+
+        def call_ends(module: nn.Module, args: Any, output: Any) -> None:
+            if self._is_mine():
+                self._recording.call_ends(module)  # type: ignore[union-attr]
+
+        self._calls.add_listener(call_begins, call_ends)
+        begins, ends = guarded(self._backward_begins), guarded(self._backward_ends)
+        follow: Callable[..., Any] = lambda *args, **kwargs: self._is_mine() and (begins(*args, **kwargs), 1)  # noqa: E731
+        replace(undo, torch.autograd, "backward", wrapping(follow, lambda *_: ends(), lambda _: ends()))
+        update_begins, update_ends = guarded(self._update_begins), guarded(self._update_ends)
+        pre: Callable[..., None] = lambda optimizer, *_: update_begins(optimizer)  # noqa: E731
+        post: Callable[..., None] = lambda optimizer, *_: update_ends(optimizer)  # noqa: E731
+        recorder.hooks.add(undo, register_optimizer_step_pre_hook(pre), pre)
+        recorder.hooks.add(undo, register_optimizer_step_post_hook(post), post)
+        recorder.hooks.on_suspend.append(self._suspends)
+        undo.callback(recorder.hooks.on_suspend.remove, self._suspends)
+        return undo
+
+    def _is_mine(self) -> bool:
+        return self._recording is not None and self._recording.is_of_this_thread
+
+    def _start(self, module: nn.Module) -> None:
+        """Begin or go on with the recording of this step, where operations can be observed."""
+        recorder = self._recorder
+        step = recorder.steps.window_step
+        if not step or not recorder.watching or recorder.hooks.thread.suspended:
+            return
+        if self._recording is None:
+            if recorder.steps.evaluating or not torch.is_grad_enabled():
+                return
+            self._catalog.module_name(module)  # names its parameters
+            self._recording = OperationRecording(step, self._catalog, recorder.sites.here)
+        if not self._recording.is_of_this_thread:
+            return
+        if recorder.has_compiled_code:
+            self._recording.incomplete = self._recording.incomplete or "it is compiled"
+        elif not recorder.steps.updating:
+            self._recording.turn_on()
+
+    def _suspends(self) -> None:
+        """Compiled code begins, or TrainCheck removes its hooks for another reason."""
+        if self._is_mine() and self._recording is not None:
+            self._recording.turn_off()
+
+    def _backward_begins(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        recording = self._recording
+        if recording is not None:
+            recording.turn_off()
+            recording.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+
+    def _backward_ends(self) -> None:
+        if self._recording is not None:
+            self._recording.remove_hooks()
+
+    def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._is_mine() and self._recording is not None:
+            self._recording.turn_off()
+            gradients = [
+                each._replace(tensor=gradient, inputs=self._recording.arrived(each.tensor))
+                for each in self._held(optimizer)
+                if (gradient := each.tensor.grad) is not None
+            ]
+            self._recording.add_variables(GRADIENT, "gradient", gradients)
+
+    def _update_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._is_mine() and self._recording is not None:
+            self._recording.add_variables(UPDATE, f"{type(optimizer).__name__}.step", self._held(optimizer))
+
+    def _held(self, optimizer: torch.optim.Optimizer) -> list[Variable]:
+        """The parameters of an optimizer, with their hyperparameters."""
+        name = self._catalog.add_optimizer(optimizer)
+        held = []
+        for number, group in enumerate(optimizer.param_groups):
+            settings = ", ".join(f"{key}={value}" for key, value in group.items() if isinstance(value, _PLAIN))
+            for index, parameter in enumerate(group["params"]):
+                known = self._catalog.find(parameter)
+                held.append(
+                    Variable(known.name if known else f"{name}.param_groups[{number}][{index}]", parameter, settings)
+                )
+        return held
+
+    def window_closing(self, cut: Cut) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None and cut.stage == TRAIN:
+            self._keep(recording.finish())
+
+    def window_closed(self, cut: Cut) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.turn_off()
+            recording.remove_hooks()

@@ -1,0 +1,98 @@
+"""What a run computed in a step, for comparison with another run: operations, and a sketch of each of their results.
+
+A sketch is much smaller than its tensor, and shows how far two tensors are apart. Operations refer to values by number,
+so a reader can tell an operation that computed another result from one that merely received other inputs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+import msgspec
+
+BEFORE, FORWARD, BACKWARD, GRADIENT, UPDATE = PHASES = ("before", "forward", "backward", "gradient", "update")
+"""The phases of a step. *Before* are the values that a step begins with: parameters, buffers, and the batch. *Gradient*
+are the gradients that an optimizer gets, after reduction and clipping. *Update* are the parameters that it wrote."""
+
+SUM = "sum of gradients"
+"""Name of an operation of the backward whose inputs are not recorded: where several gradients meet, and where a
+backward begins."""
+
+PARAMETER, BUFFER, INPUT = "parameter", "buffer", "input"
+"""Names of operations of the phase *before*, which have no inputs."""
+
+
+def packed(numbers: Iterable[float]) -> bytes:
+    """The numbers in single precision, as bytes (little endian on all machines that torch supports)."""
+    return array("f", numbers).tobytes()
+
+
+def _unpacked(data: bytes) -> tuple[float, ...]:
+    numbers = array("f")
+    numbers.frombytes(data)
+    return tuple(numbers)
+
+
+class Sketch(msgspec.Struct, frozen=True, array_like=True):
+    """A summary of a tensor.
+
+    `fingerprint` is a hash of its bits, None if its memory could not be read. `total` and `norm` are its sum and
+    2-norm. The totals of shards add up to that of the whole tensor, and so do the squares of the norms. The projections
+    are inner products with fixed random signs, which depend on the position of an element alone: the mean square of
+    their differences is an estimate of the squared distance of two tensors of equal shape. Projections and elements
+    are packed, see `packed`.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    fingerprint: int | None = None
+    total: float = 0.0
+    norm: float = 0.0
+    packed_projections: bytes = b""
+    packed_elements: bytes = b""
+
+    @property
+    def projections(self) -> tuple[float, ...]:
+        """The projections."""
+        return _unpacked(self.packed_projections)
+
+    @property
+    def elements(self) -> tuple[float, ...]:
+        """The first, the middle and the last element."""
+        return _unpacked(self.packed_elements)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+
+class Operation(msgspec.Struct, frozen=True, array_like=True):
+    """An operation of a step.
+
+    `name` is that of the operation in torch (`mm`, `MmBackward0`), or what a value is. `module` is the path of the
+    innermost module around it, or the name of the variable. `settings` are its arguments other than tensors. `inputs`
+    and `outputs` are numbers of values. A `random` operation draws numbers.
+    """
+
+    phase: str
+    name: str
+    module: str = ""
+    site: str = ""
+    settings: str = ""
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    random: bool = False
+
+
+class StepOperations(msgspec.Struct, frozen=True, array_like=True):
+    """The operations of one step of one process, in their order."""
+
+    step: int
+    values: tuple[Sketch, ...]
+    operations: tuple[Operation, ...]
+    incomplete: str = ""

@@ -1,0 +1,135 @@
+"""Tests `traincheck compare` on recordings of real programs, at the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+PROGRAM = """
+import hashlib
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+change = sys.argv[1] if len(sys.argv) > 1 else ""
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+        self.head, self.drop = nn.Linear(144, 10), nn.Dropout(0.1)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu()
+        return self.head(self.drop(x.flatten(1) * (1.01 if change == "scale" else 1.0)))
+
+
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+batches = [(torch.randn(4, 1, 8, 8), torch.arange(4)) for _ in range(6)]
+if change == "order":
+    batches[3], batches[4] = batches[4], batches[3]
+for inputs, labels in batches:
+    loss = F.cross_entropy(model(inputs), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+state = [*model.state_dict().values(), torch.get_rng_state()]
+print("HASH", hashlib.sha256(b"".join(each.numpy().tobytes() for each in state)).hexdigest())
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True)
+
+
+def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "-m", "traincheck", *words)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a program, and recordings of it: before, again, and with changes."""
+    folder = tmp_path_factory.mktemp("compare")
+    (folder / "train.py").write_text(PROGRAM)
+    plain = run(folder, "train.py")
+    for name, words in (("before", ()), ("again", ()), ("scale", ("scale",)), ("order", ("order",))):
+        done = traincheck(folder, "collect", "--record", "operations", "-o", name, "train.py", *words)
+        assert done.returncode == 0, done.stderr
+        assert name not in ("before", "again") or done.stdout == plain.stdout, "training has other bits"
+    return folder
+
+
+@pytest.mark.slow
+def test_equal_runs(folder: Path) -> None:
+    done = traincheck(folder, "compare", "before", "again")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("equal: all ") and "in 6 steps (1 to 6)" in done.stdout
+
+
+@pytest.mark.slow
+def test_another_constant_is_named_with_its_line(folder: Path) -> None:
+    line = (
+        PROGRAM.splitlines().index(
+            '        return self.head(self.drop(x.flatten(1) * (1.01 if change == "scale" else 1.0)))'
+        )
+        + 1
+    )
+    done = traincheck(folder, "compare", "before", "scale")
+    assert done.returncode == 3, done.stderr
+    assert "The runs compute different things, in step 1" in done.stdout
+    assert f"mul(1.0) at train.py:{line}:Net.forward" in done.stdout and "mul(1.01) at" in done.stdout
+    assert "other origins" not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_order_of_data_is_named_in_its_step(folder: Path) -> None:
+    done = traincheck(folder, "compare", "before", "order", "--json")
+    assert done.returncode == 3, done.stderr
+    report = json.loads(done.stdout)
+    assert [step["step"] for step in report["steps"]] == [1, 2, 3, 4]
+    assert {(each["kind"], each["phase"]) for each in report["origins"]} == {("data", "before")}
+    assert report["origins"][0]["step"] == 4 and report["victims"]["forward"]
+
+
+@pytest.mark.slow
+def test_runs_without_sketches_are_refused(folder: Path) -> None:
+    done = traincheck(folder, "collect", "-o", "events", "train.py")
+    assert done.returncode == 0
+    done = traincheck(folder, "compare", "before", "events")
+    assert done.returncode == 2 and "error [nothing-to-compare]" in done.stderr and "--record operations" in done.stderr
+    done = traincheck(folder, "compare", "before", "nowhere")
+    assert done.returncode == 2 and "nowhere" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_checked_run_sketches_watched_steps(folder: Path) -> None:
+    words = ("--verify-every", "3", "--packs", "none", "--record", "operations", "--budget", "1/2,first=1")
+    done = traincheck(folder, "run", *words, "-o", "checked", "train.py")
+    assert done.returncode == 0, done.stderr
+    done = traincheck(folder, "compare", "before", "checked", "--json")
+    assert done.returncode == 0, done.stdout
+    steps = {step["step"] for step in json.loads(done.stdout)["steps"]}
+    assert {1, 2, 3, 6} <= steps
+
+
+@pytest.mark.slow
+def test_a_damaged_recording_is_reported(folder: Path) -> None:
+    (file,) = (folder / "again").glob("operations-*.msgpack")
+    contents = file.read_bytes()
+    file.write_bytes(contents[: len(contents) // 2])  # as of a killed process: whole steps count
+    assert traincheck(folder, "compare", "before", "again").returncode == 0
+    file.write_bytes(contents[:100] + b"\xc1" * 200 + contents[300:])
+    done = traincheck(folder, "compare", "before", "again")
+    assert done.returncode == 2 and file.name in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,213 @@
+"""An operation is an origin if neither its inputs nor rounding explain its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from traincheck.comparison.run_comparison import DIFFERENT, ROUNDING, SAME, Comparison, compare_steps
+from traincheck.comparison.step_comparison import CODE, DATA, GRADIENTS, INITIALISATION, RANDOM
+from traincheck.sources.operations.operation_source import OperationSource
+from traincheck.sources.recording.call_sites import CallSites
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.registry import attach, build_all
+from traincheck.vocab.demand import NOTHING
+from traincheck.vocab.operations import BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE, StepOperations
+
+STEPS = 3
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, width), nn.Linear(width, 4)
+        self.drop = nn.Dropout(0.2)
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.drop(self.activate(self.first(x))))
+
+
+class TanhNet(Net):
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh")
+
+
+class ReluNet(Net):
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).relu() / 2
+
+
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return gradient * ctx.saved_tensors[0] * 2
+
+
+class _Halved(_Square):
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return gradient * ctx.saved_tensors[0]
+
+
+@contextmanager
+def recorded(into: list[StepOperations]) -> Iterator[None]:
+    """Record the operations of the steps inside."""
+    recorder = Recorder(CallSites(()), lambda window: None, lambda source, error: pytest.fail(f"{source}: {error!r}"))
+    built = build_all(recorder, lambda: None, installed=False, operations=into.append)
+    assert any(isinstance(source, OperationSource) for source in built.sources)
+    undo, _ = attach(built.sources, NOTHING, recorder)
+    try:
+        yield
+        recorder.finish()
+    finally:
+        undo.close()
+
+
+def run(
+    make: Callable[[], nn.Module] = Net,
+    *,
+    seed: int = 0,
+    data: int = 1,
+    noise: int = 2,
+    clip: float = 0.01,
+    rate: float = 0.1,
+    dtype: torch.dtype = torch.float32,
+    observed: bool = True,
+) -> tuple[list[StepOperations], list[torch.Tensor]]:
+    """Train for some steps; the operations and the final parameters."""
+    torch.manual_seed(seed)
+    model = make().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    generator = torch.Generator().manual_seed(data)
+    batches = [(torch.randn(6, 8, generator=generator).to(dtype), torch.arange(6) % 4) for _ in range(STEPS)]
+    torch.manual_seed(noise)
+    steps: list[StepOperations] = []
+
+    def train() -> None:
+        for inputs, labels in batches:
+            loss = F.cross_entropy(model(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+
+    if observed:
+        with recorded(steps):
+            train()
+    else:
+        train()
+    return steps, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def compared(*others: Callable[[], nn.Module], **changes: float | int | torch.dtype) -> Comparison:
+    return compare_steps(run()[0], run(*others, **changes)[0])  # type: ignore[arg-type]
+
+
+def test_the_recording_changes_no_bit() -> None:
+    steps, observed = run()
+    _, plain = run(observed=False)
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert all(map(torch.equal, observed, plain))
+
+
+def test_the_recording_shows_what_flows_where() -> None:
+    (first, *_), _ = run()
+    named = {(each.phase, each.name, each.module): each for each in first.operations}
+    assert not first.incomplete
+    linear = named[FORWARD, "addmm", "Net.second"]
+    producers = {value: each for each in first.operations for value in each.outputs}
+    assert {producers[value].module for value in linear.inputs} == {"Net.drop", "Net.second.weight", "Net.second.bias"}
+    backward = named[BACKWARD, "AddmmBackward0", "Net.second"]
+    assert linear.outputs[0] in backward.inputs
+    assert {phase for phase, _, module in named if module == "Net.first.weight"} == {BEFORE, GRADIENT, UPDATE}
+    assert [each.random for each in first.operations if each.name == "bernoulli_"] == [True]
+
+
+def test_equal_runs_are_equal() -> None:
+    comparison = compared()
+    assert comparison.result == SAME and not comparison.origins
+    assert [step.step for step in comparison.steps] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "phase", "name"),
+    [
+        ({"data": 7}, DATA, BEFORE, "input"),
+        ({"seed": 7}, INITIALISATION, BEFORE, "parameter"),
+        ({"noise": 7}, RANDOM, FORWARD, "bernoulli_"),
+        ({"clip": 0.02}, GRADIENTS, GRADIENT, "gradient"),
+        ({"rate": 0.2}, CODE, UPDATE, "SGD.step"),
+    ],
+)
+def test_the_kind_of_an_origin(changes: dict[str, int], kind: str, phase: str, name: str) -> None:
+    comparison = compared(**changes)
+    assert comparison.result == DIFFERENT
+    origin = comparison.origins[0]
+    assert (origin.step, origin.kind, origin.operation.phase, origin.operation.name) == (1, kind, phase, name)
+    assert {each.operation.phase for each in comparison.origins} == {phase}
+
+
+def test_another_setting_of_an_operation_is_the_only_origin() -> None:
+    comparison = compared(TanhNet)
+    (origin,) = comparison.origins
+    assert origin.a is not None and origin.b is not None
+    assert (origin.kind, origin.a.name, origin.a.settings, origin.b.settings) == (CODE, "gelu", "", "tanh")
+    assert (origin.a.module, origin.inputs) == ("Net", 0.0)
+    assert comparison.renamed == {"TanhNet": "Net"} and comparison.victims
+
+
+def test_other_operations_are_one_stretch() -> None:
+    comparison = compared(ReluNet)
+    (origin,) = comparison.origins
+    assert origin.kind == CODE
+    assert [each.name for each in origin.others_a] == ["gelu"]
+    assert [each.name for each in origin.others_b] == ["mul", "relu", "div"]
+
+
+def test_the_same_numbers_by_other_operations_are_equal() -> None:
+    class Doubled(Net):
+        def activate(self, x: torch.Tensor) -> torch.Tensor:
+            return F.gelu(x * 4 / 4)  # exact
+
+    assert compared(Doubled).result == SAME
+
+
+def test_a_lower_precision_is_rounding_and_a_wrong_scale_in_it_is_not() -> None:
+    class Scaled(Net):
+        def activate(self, x: torch.Tensor) -> torch.Tensor:
+            return F.gelu(x) * 1.5
+
+    assert compared(dtype=torch.bfloat16).result == ROUNDING
+    comparison = compared(Scaled, dtype=torch.bfloat16)
+    assert comparison.result == DIFFERENT
+    (origin,) = comparison.origins
+    assert (origin.kind, origin.others_a, [each.name for each in origin.others_b]) == (CODE, (), ["mul"])
+
+
+def test_a_wrong_backward_is_named() -> None:
+    class Right(Net):
+        def activate(self, x: torch.Tensor) -> torch.Tensor:
+            return _Square.apply(x)
+
+    class Wrong(Net):
+        def activate(self, x: torch.Tensor) -> torch.Tensor:
+            return _Halved.apply(x)
+
+    comparison = compare_steps(run(Right)[0], run(Wrong)[0])
+    (origin,) = comparison.origins
+    assert origin.operation.phase == BACKWARD and origin.kind == CODE
+    assert [each.name for each in origin.others_a] == ["_SquareBackward"]
+    assert [each.name for each in origin.others_b] == ["_HalvedBackward"]
