@@ -96,15 +96,17 @@ def run_plain(program: Program, args: tuple[str, ...] = ()) -> PlainRun:
     return PlainRun(code, time.perf_counter() - began, output)
 
 
-def record(program: Program, folder: Path, args: tuple[str, ...] = (), verify_every: int = 0) -> tuple[int, str]:
+def record(
+    program: Program, folder: Path, args: tuple[str, ...] = (), *, verify_every: int = 0, what: str = "all"
+) -> tuple[int, str]:
     """Record a run into `folder` as `traincheck collect` does: exit code and what was printed.
 
-    One of `verify_every` steps is verified, none with 0.
+    One of `verify_every` steps is verified, none with 0. `what` is the value of `--record`.
     """
     shutil.rmtree(folder, ignore_errors=True)
     words, args = (*program.target, *args), (*program.args, *args)
     return warm.collect(
-        words, program.script, args, program.home, folder, program.ranks, dict(program.env), verify_every
+        words, program.script, args, program.home, folder, program.ranks, dict(program.env), verify_every, what
     )
 
 

@@ -76,15 +76,16 @@ def collect(
     ranks: int,
     env: Mapping[str, str],
     verify_every: int = 0,
+    what: str = "all",
 ) -> tuple[int, str]:
     """Do the work of `traincheck collect -o folder words` in forks; return the exit code and the output.
 
-    One of `verify_every` steps is verified, none with 0.
+    One of `verify_every` steps is verified, none with 0. `what` is the value of `--record`.
     """
     before = Path.cwd()
     os.chdir(home)
     try:
-        target, plain = Target.parse(words), config.load({"verify_every": str(verify_every)}, {}, home)
+        target, plain = Target.parse(words), config.load({"verify_every": str(verify_every), "record": what}, {}, home)
         run = RunFolder.create(folder, manifest(target, plain, "collect"))
         run_settings = settings(target, plain, folder.absolute(), "collect", ())
         run_settings.write(run_settings.file)

@@ -112,7 +112,7 @@ def run_program(clean: CorpusProgram, mutants: Sequence[tuple[Operator, int]], o
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        effects, output = _effects(program, work / "clean")
+        effects, output = read_plain(program, work / "clean")
         if effects is None:
             raise ProgramFailed(program.script, output)
         problem = PlainRun(0, 0.0, output).problem
@@ -158,7 +158,7 @@ def _with_other_batch_size(clean: CorpusProgram, books: Mapping[str, Book], run:
     return reports
 
 
-def _effects(program: Program, out: Path) -> tuple[dict[int, list[Effect]] | None, str]:
+def read_plain(program: Program, out: Path) -> tuple[dict[int, list[Effect]] | None, str]:
     """What a plain run computes, by rank, None where it fails; and what it printed."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -212,7 +212,7 @@ def _run_mutant(
     shutil.copytree(clean.program.home, home, dirs_exist_ok=True)
     (home / clean.program.script).write_text(text)
     program = replace(clean.program, home=home)
-    changed, _ = _effects(program, work / "mutant")
+    changed, _ = read_plain(program, work / "mutant")
     if changed is None:
         return MutantResult(operator.name, variant, CRASHED)
     steps = [first_difference(effects.get(rank, ()), changed.get(rank, ())) for rank in effects]

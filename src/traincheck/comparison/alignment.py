@@ -5,7 +5,8 @@ Runs may differ in some operations, so the two sequences are aligned as texts ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 
 from traincheck.vocab.operations import BEFORE, GRADIENT, INPUT, UPDATE, Operation
@@ -20,12 +21,8 @@ def aligned(a: Sequence[Operation], b: Sequence[Operation], rename: Rename = lam
 
     Variables are aligned by name, wherever they are used first. The pairs are in the order of `a`.
     """
-    variables = {_variable(operation, rename=lambda name: name): index for index, operation in enumerate(a)}
-    pairs = [
-        (variables[key], index)
-        for index, operation in enumerate(b)
-        if (key := _variable(operation, rename)) and key in variables
-    ]
+    variables = dict(_variables(a, rename=lambda name: name))
+    pairs = [(variables[key], index) for key, index in _variables(b, rename) if key in variables]
     own = [index for index, operation in enumerate(a) if not _variable(operation, lambda name: name)]
     other = [index for index, operation in enumerate(b) if not _variable(operation, rename)]
     matcher = SequenceMatcher(
@@ -37,6 +34,18 @@ def aligned(a: Sequence[Operation], b: Sequence[Operation], rename: Rename = lam
     for block in matcher.get_matching_blocks():
         pairs += [(own[block.a + offset], other[block.b + offset]) for offset in range(block.size)]
     return sorted(pairs)
+
+
+def _variables(
+    operations: Sequence[Operation], rename: Rename
+) -> Iterator[tuple[tuple[tuple[str, str, str], int], int]]:
+    """A key for each value of a variable, and its index. A variable may have several values in a step."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for index, operation in enumerate(operations):
+        key = _variable(operation, rename)
+        if key is not None:
+            yield (key, counts[key]), index
+            counts[key] += 1
 
 
 def _variable(operation: Operation, rename: Rename) -> tuple[str, str, str] | None:

@@ -10,8 +10,10 @@ inputs that differ passes that on, and may amplify it. So a result is explained 
 
 The uncertainty of a value is its distance, or that of a value from which it was computed if that is larger: the
 distance of masked logits is hidden behind the huge numbers of the mask. A result that is not explained is the origin
-of a difference. In a backward, distances are relative to the incoming gradient if that is larger: the gradient of a
-bias before a normalisation is a sum that cancels, and all that remains of it is rounding. A large difference explains everything behind it, and that is right: behind it nothing can be told.
+of a difference. A large difference explains everything behind it, and that is right: behind it nothing can be told.
+
+In a backward, distances are relative to the incoming gradient if that is larger: the gradient of a bias before a
+normalisation is a sum that cancels, and all that remains of it is rounding.
 """
 
 from __future__ import annotations

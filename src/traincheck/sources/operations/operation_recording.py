@@ -48,6 +48,9 @@ MAX_SETTINGS = 120
 UNINITIALIZED = ("empty", "new_empty")
 """Begins of names of operations that return memory as it is: its values mean nothing until something is written."""
 
+SCRATCH = "uint8"
+"""The type of the scratch memory that a kernel returns next to its results for its backward. Parts of it are unused."""
+
 _RANDOM = torch.Tag.nondeterministic_seeded
 _LEAF = "torch::autograd::AccumulateGrad"
 _PLAIN = (bool, int, float, str, complex, torch.dtype, torch.layout, torch.memory_format)
@@ -218,9 +221,12 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
         writes: bool = False,
     ) -> tuple[int, ...]:
         numbers = []
-        for tensor, sketch in zip(outputs, sketches(outputs), strict=True):
+        made = sketches(outputs)
+        scratch = any(sketch.dtype.startswith("float") for sketch in made)
+        for tensor, sketch in zip(outputs, made, strict=True):
             numbers.append(len(self._values))
-            self._values.append(Sketch(sketch.dtype, sketch.shape) if name.startswith(UNINITIALIZED) else sketch)
+            unused = name.startswith(UNINITIALIZED) or (scratch and sketch.dtype == SCRATCH)
+            self._values.append(Sketch(sketch.dtype, sketch.shape) if unused else sketch)
             self._remember(tensor, numbers[-1], writes)
         self._operations.append(Operation(phase, name, module, site, settings, tuple(inputs), tuple(numbers), random))
         return tuple(numbers)
@@ -325,6 +331,7 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
         with hidden_from_modes():
             values = sketches([variable.tensor for variable in variables])
         for variable, sketch in zip(variables, values, strict=True):
+            self._remember(variable.tensor, len(self._values), False)
             self._values.append(sketch)
             outputs = (len(self._values) - 1,)
             self._operations.append(
