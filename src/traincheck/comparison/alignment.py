@@ -27,8 +27,8 @@ def aligned(a: Sequence[Operation], b: Sequence[Operation], rename: Rename = lam
     other = [index for index, operation in enumerate(b) if not _variable(operation, rename)]
     matcher = SequenceMatcher(
         None,
-        [(a[i].phase, a[i].name, a[i].module) for i in own],
-        [(b[i].phase, b[i].name, rename(b[i].module)) for i in other],
+        [_key(a[i], lambda name: name) for i in own],
+        [_key(b[i], rename) for i in other],
         autojunk=False,
     )
     for block in matcher.get_matching_blocks():
@@ -46,6 +46,12 @@ def _variables(
         if key is not None:
             yield (key, counts[key]), index
             counts[key] += 1
+
+
+def _key(operation: Operation, rename: Rename) -> tuple[str, str, str]:
+    """What an operation has in common with that of the other run. Inputs have no name, but a type."""
+    place = operation.settings if operation.name == INPUT else rename(operation.module)
+    return operation.phase, operation.name, place
 
 
 def _variable(operation: Operation, rename: Rename) -> tuple[str, str, str] | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from traincheck.comparison.ranks import PartsOfRanks, forms, sizes
 from traincheck.vocab.operations import Sketch
 
 TIMES = 8.0
@@ -31,6 +32,9 @@ by so much. What amplifies more is ill-conditioned, and is reported as an origin
 _UNITS = {"float64": 2.0**-53, "complex128": 2.0**-53, "bfloat16": 2.0**-9, "float16": 2.0**-11}
 _EIGHT_BITS = {"float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
 _SINGLE = 2.0**-24
+SKETCHED = 16 * _SINGLE
+"""Sketches are computed in single precision: so much is their own error."""
+
 _EXACT = ("bool", "int", "uint")
 
 
@@ -41,25 +45,58 @@ def unit(dtype: str) -> float:
     return _UNITS.get(dtype) or _EIGHT_BITS.get(dtype) or _SINGLE
 
 
-def distance(a: Sketch, b: Sketch, least: float = 0.0) -> float:
+def distance(a: Sketch, b: Sketch, least: float = 0.0, *, summands: bool = True) -> float:
     """The relative distance of two tensors: 0 for equal bits, infinite where they cannot be compared.
 
     It is relative to the larger norm, or to `least` if that is larger. It is an estimate from random projections,
-    within a factor of two.
+    within a factor of two. What several ranks hold may be summands of a value only with `summands`, see Note [Values of
+    several ranks].
     """
-    if a.fingerprint is not None and a.fingerprint == b.fingerprint:
+    if a.fingerprint is not None and a.fingerprint == b.fingerprint and _is_whole(a) and _is_whole(b):
         return 0.0
+    found = math.inf
+    for size in {*sizes(a), *sizes(b)}:
+        pairs = ((x, y) for x in forms(a, size, summands=summands) for y in forms(b, size, summands=summands))
+        found = min(found, *(_distance(x, y, least) for x, y in pairs), math.inf)
+    if isinstance(a, PartsOfRanks) and isinstance(b, PartsOfRanks) and len(a.parts) == len(b.parts):
+        found = min(found, max(distance(x, y, least) for x, y in zip(a.parts, b.parts, strict=True)))
+    return found
+
+
+def _distance(a: Sketch, b: Sketch, least: float) -> float:
     if a.size != b.size:
         return math.inf
-    if not a.packed_projections or not b.packed_projections:
-        return 0.0 if a.fingerprint is None or b.fingerprint is None or not a.size else math.inf
     if not (math.isfinite(a.norm) and math.isfinite(b.norm)):
         return 0.0 if _same_infinity(a.norm, b.norm) else math.inf
     scale = max(a.norm, b.norm, least)
+    if not a.packed_projections or not b.packed_projections:
+        if _is_unknown(a) or _is_unknown(b):
+            return 0.0
+        return _distance_of_sums(a, b, scale)
     if scale == 0.0:
         return 0.0
     differences = [x - y for x, y in zip(a.projections, b.projections, strict=True)]
-    return math.sqrt(sum(each * each for each in differences) / len(differences)) / scale
+    apart = math.sqrt(sum(each * each for each in differences) / len(differences)) / scale
+    is_exact = a.fingerprint is not None and b.fingerprint is not None
+    return apart if is_exact else max(apart - SKETCHED, 0.0)  # sketches that were added up
+
+
+def _is_whole(sketch: Sketch) -> bool:
+    return not isinstance(sketch, PartsOfRanks) or sketch.is_replicated
+
+
+def _is_unknown(sketch: Sketch) -> bool:
+    """Whether nothing of the values is known: memory that could not be read, or that means nothing."""
+    return not sketch.packed_projections and not sketch.norm and not sketch.total
+
+
+def _distance_of_sums(a: Sketch, b: Sketch, scale: float) -> float:
+    """The distance by sum and norm alone. The sum is computed in single precision."""
+    noise = SKETCHED * (max(abs(a.total), abs(b.total)) + math.sqrt(a.size) * scale)
+    apart = abs(a.total - b.total) - noise
+    if not (a.partial or b.partial):  # the norm of a sum is an estimate
+        apart = max(apart, abs(a.norm - b.norm) - SKETCHED * scale)
+    return max(apart, 0.0) / scale
 
 
 def _same_infinity(a: float, b: float) -> bool:

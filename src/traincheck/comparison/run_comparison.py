@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from traincheck.comparison.alignment import Rename, renaming
+from traincheck.comparison.ranks import joined
 from traincheck.comparison.step_comparison import Difference, StepComparison
 from traincheck.errors import NothingToCompare
 from traincheck.trace.folder import RunFolder
@@ -51,7 +52,7 @@ class Comparison:
 
 
 def compare_runs(a: Path, b: Path, renamed: dict[str, str] | None = None) -> Comparison:
-    """Compare the first rank of two runs. `renamed` maps names of modules of `b` to those of `a`.
+    """Compare two runs of one rank or several. `renamed` maps names of modules of `b` to those of `a`.
 
     Raises NothingToCompare if a run has no sketched operations, or the runs have no sketched step in common, and the
     errors of `RunFolder`.
@@ -60,11 +61,18 @@ def compare_runs(a: Path, b: Path, renamed: dict[str, str] | None = None) -> Com
 
 
 def _steps(path: Path) -> list[StepOperations]:
-    files = RunFolder.open(path).operation_files()
-    steps = list(read_operations(files[0])) if files else []
-    if not steps:
+    """The steps of a run; those of several ranks joined."""
+    ranks = [list(read_operations(file)) for file in RunFolder.open(path).first_operation_files()]
+    if not all(ranks) or not ranks:
         raise NothingToCompare(path, "it has no sketches of operations")
-    return steps
+    if len(ranks) == 1:
+        return ranks[0]
+    by_step = [{step.step: step for step in steps} for steps in ranks]
+    return [joined([steps[number] for steps in by_step]) for number in by_step[0] if all(map(_has(number), by_step))]
+
+
+def _has(number: int) -> Callable[[dict[int, StepOperations]], bool]:
+    return lambda steps: number in steps
 
 
 def compare_steps(

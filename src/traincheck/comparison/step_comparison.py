@@ -19,6 +19,7 @@ from traincheck.comparison.distance import AMPLIFIES, distance, rounding
 from traincheck.vocab.operations import (
     BACKWARD,
     BEFORE,
+    FORWARD,
     GRADIENT,
     INPUT,
     SUM,
@@ -92,6 +93,7 @@ class StepComparison:
             set(range(len(a.operations))) - {i for i, _ in self.pairs},
             set(range(len(b.operations))) - {j for _, j in self.pairs},
         )
+        self._uncertain: dict[int, float] = {}  # by value of the first run
         self.same = self.rounding = self.different = 0
         self.origins: list[Difference] = []
         self.victims: list[Difference] = []
@@ -105,13 +107,18 @@ class StepComparison:
         return len(self._unpaired[0]), len(self._unpaired[1])
 
     def _compare(self) -> None:
-        uncertain: dict[int, float] = {}  # by value of the first run
+        uncertain = self._uncertain
         gradients: dict[str, float] = {}
         initial: dict[str, float] = {}
         worst_backward = 0.0
-        for i, j in self.pairs:
-            a, b = self._a.operations[i], self._b.operations[j]
-            results = self._distance(a.outputs, b.outputs, self._incoming(a))
+        for index, a in enumerate(self._a.operations):
+            if index not in self._partner:
+                known = max((uncertain.get(value, 0.0) for value in a.inputs), default=0.0)
+                uncertain.update(dict.fromkeys(a.outputs, known))
+                continue
+            b = self._b.operations[self._partner[index]]
+            computed = a.phase in (FORWARD, BACKWARD) or a.name == INPUT
+            results = self._distance(a.outputs, b.outputs, self._incoming(a), summands=computed)
             if a.phase == BEFORE:
                 inputs = (self._before or {}).get(a.module, 0.0)
                 initial[a.module] = results
@@ -133,14 +140,14 @@ class StepComparison:
             self.same += 1
             return
         allowed = self._rounding(a, b)
-        explained = a.name == SUM or results <= allowed + (
-            (UPDATE_AMPLIFIES if a.phase == UPDATE else 1.0 if a.phase == BEFORE else AMPLIFIES) * inputs
-        )
+        amplifies = UPDATE_AMPLIFIES if a.phase == UPDATE else 1.0 if a.phase == BEFORE else AMPLIFIES
+        explained = a.name == SUM or results <= allowed + amplifies * inputs or amplifies * inputs >= 1.0
         if explained and results <= max(allowed, ROUNDED):
             self.rounding += 1
             return
         self.different += 1
-        difference = Difference(self.step, _kind(a, b), inputs, results, a, b, self._sketches(a, b))
+        kind = _kind(a, b) if math.isfinite(results) or a.phase == BEFORE else CODE
+        difference = Difference(self.step, kind, inputs, results, a, b, self._sketches(a, b))
         stretch = self._stretch_before(a, b) if explained else None
         if stretch is not None:
             self.origins.append(stretch)
@@ -152,11 +159,11 @@ class StepComparison:
         values = (self._a, self._b)[run].values
         return [values[number] for number in numbers]
 
-    def _distance(self, a: Sequence[int], b: Sequence[int], least: float = 0.0) -> float:
+    def _distance(self, a: Sequence[int], b: Sequence[int], least: float = 0.0, *, summands: bool = True) -> float:
         if len(a) != len(b):
             return math.inf
         pairs = zip(self._values(0, a), self._values(1, b), strict=True)
-        return max((distance(x, y, least) for x, y in pairs), default=0.0)
+        return max((distance(x, y, least, summands=summands) for x, y in pairs), default=0.0)
 
     def _incoming(self, operation: Operation) -> float:
         """The largest norm of the gradients that an operation of the backward takes."""
@@ -188,9 +195,13 @@ class StepComparison:
     def _stretch_before(self, a: Operation, b: Operation) -> Difference | None:
         """The different operations that computed the inputs of an operation, if their own inputs are equal."""
         for x, y in zip(a.inputs, b.inputs, strict=False):
-            if distance(self._a.values[x], self._b.values[y]) == 0.0:
-                continue
+            values = self._a.values[x], self._b.values[y]
+            producer = self._producers[0].get(x)
+            least = self._incoming(self._a.operations[producer]) if producer is not None else 0.0
             own, own_inputs = self._back(0, x)
+            known = max((self._uncertain.get(value, 0.0) for value in own_inputs), default=0.0)
+            if distance(*values, least) <= rounding(values, []) + AMPLIFIES * known:
+                continue
             other, other_inputs = self._back(1, y)
             if not own and not other:
                 continue
@@ -199,7 +210,6 @@ class StepComparison:
                 operations_b = tuple(self._b.operations[j] for j in other)
                 self._unpaired[0].difference_update(own)  # reported once
                 self._unpaired[1].difference_update(other)
-                values = self._a.values[x], self._b.values[y]
                 first_a, first_b = (operations_a or (None,))[0], (operations_b or (None,))[0]
                 return Difference(
                     self.step, CODE, 0.0, distance(*values), first_a, first_b, values, operations_a, operations_b

@@ -148,9 +148,12 @@ class RunFolder:
         """Return the event file of each process, by rank, then by process."""
         return tuple(self._files(_EVENTS).values())
 
-    def operation_files(self) -> tuple[Path, ...]:
-        """The files of sketched operations, sorted by rank and process."""
-        return tuple(self._files(_OPERATIONS).values())
+    def first_operation_files(self) -> tuple[Path, ...]:
+        """The file of sketched operations of each rank, in their order; of several processes of a rank, the first."""
+        files: dict[int, Path] = {}
+        for (rank, _), file in self._files(_OPERATIONS).items():
+            files.setdefault(rank, file)
+        return tuple(files.values())
 
     def event_files_of(self, rank: int) -> tuple[Path, ...]:
         """Return the event file of each process of this rank, by process."""

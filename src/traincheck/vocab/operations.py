@@ -42,6 +42,10 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     are inner products with fixed random signs, which depend on the position of an element alone: the mean square of
     their differences is an estimate of the squared distance of two tensors of equal shape. Projections and elements
     are packed, see `packed`.
+
+    A rank may hold a part of a tensor whose placement is known (DTensor). Then `shape` and positions are those of the
+    whole tensor, and the sketch counts in the sum over all ranks with `share` (0 otherwise). A `partial` tensor is one
+    of several summands.
     """
 
     dtype: str
@@ -51,6 +55,8 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     norm: float = 0.0
     packed_projections: bytes = b""
     packed_elements: bytes = b""
+    share: float = 0.0
+    partial: bool = False
 
     @property
     def projections(self) -> tuple[float, ...]:

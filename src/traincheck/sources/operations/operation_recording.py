@@ -237,7 +237,7 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
         self._known[tensor._cdata] = _Known(value, versions, torch._C._WeakTensorRef(tensor))
         elements = _elements(tensor)
         if elements:
-            self._memory[elements] = _Known(value, versions, StorageWeakRef(tensor.untyped_storage()))
+            self._memory[elements] = _Known(value, versions, StorageWeakRef(_local(tensor).untyped_storage()))
 
     def _find(self, tensor: torch.Tensor) -> int | None:
         """The number of the value of a tensor, if it is known."""
@@ -349,8 +349,14 @@ def _kind(func: Any) -> _Kind:
     return _Kind(schema.name.partition("::")[2], _RANDOM in func.tags, writes)
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor whose memory is shown: of a DTensor, the part of this rank."""
+    return tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor)
+
+
 def _elements(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Which elements of which memory a tensor shows, in whatever order; empty if that is not known."""
+    tensor = _local(tensor)
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
         return ()
     dims: list[list[int]] = []

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from traincheck.sources.operations.placements import placement_of
 from traincheck.sources.tensors.reading import dtype_name, fingerprints, local_tensor
 from traincheck.vocab.operations import Sketch, packed
 
@@ -35,7 +36,12 @@ def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
     if dense is None or not dense.numel():
         return Sketch(kind, shape, fingerprint)
     numbers = _numbers(dense.detach())
-    total, norm, projections = _project(numbers)
+    placement = placement_of(tensor, dense)
+    if placement is None:
+        total, norm, projections = _project(numbers)
+    else:
+        fingerprint = None
+        total, norm, projections = _project_at(numbers, placement.positions(dense.device))
     last = numbers.numel() - 1
     elements = torch.stack([numbers[position] for position in sorted({0, last // 2, last})])
     values = torch.cat([total.reshape(1), norm.reshape(1), projections, elements.to(total.dtype)]).tolist()
@@ -47,6 +53,8 @@ def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
         values[1],
         packed(values[2 : 2 + PROJECTIONS]),
         packed(values[2 + PROJECTIONS :]),
+        0.0 if placement is None else placement.share,
+        placement is not None and placement.partial,
     )
 
 
@@ -67,6 +75,15 @@ def _project(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
         whole[:rest] += folded
         folded = whole
     projections = column_signs[:, : folded.numel()] @ folded
+    return numbers.sum(), torch.linalg.vector_norm(numbers), projections
+
+
+def _project_at(numbers: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `_project`, for elements at these positions of a larger tensor."""
+    rows, columns = positions // WIDTH, positions % WIDTH
+    row_signs, column_signs = _signs_for(numbers, int(rows.max()) + 1)
+    signed = numbers * row_signs[rows]
+    projections = torch.stack([(signed * signs[columns]).sum() for signs in column_signs])
     return numbers.sum(), torch.linalg.vector_norm(numbers), projections
 
 
