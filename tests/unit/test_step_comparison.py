@@ -211,3 +211,32 @@ def test_a_wrong_backward_is_named() -> None:
     assert origin.operation.phase == BACKWARD and origin.kind == CODE
     assert [each.name for each in origin.others_a] == ["_SquareBackward"]
     assert [each.name for each in origin.others_b] == ["_HalvedBackward"]
+
+
+def test_memory_without_values_is_not_compared() -> None:
+    class Padded(Net):
+        def activate(self, x: torch.Tensor) -> torch.Tensor:
+            memory = torch.empty(3 * x.numel())
+            part = memory[: x.numel()].view(x.shape)
+            return F.gelu(part.copy_(x))
+
+    steps, _ = run(Padded)
+    values = {each.name: steps[0].values[each.outputs[0]] for each in steps[0].operations if each.phase == FORWARD}
+    assert not values["empty"].packed_projections and not values["slice"].packed_projections
+    assert values["copy_"].packed_projections and values["gelu"].packed_projections
+    assert compare_steps(steps, run(Padded)[0]).result == SAME
+
+
+def test_parameters_that_change_within_a_step_are_compared_in_order() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.layer.bias.add_(1)
+            return self.layer(x)
+
+    steps, _ = run(Twice)
+    assert compare_steps(steps, run(Twice)[0]).result == SAME

@@ -45,7 +45,7 @@ MAX_OPERATIONS = 50_000
 MAX_SETTINGS = 120
 """Characters of the settings of an operation."""
 
-UNINITIALIZED = ("empty", "new_empty")
+UNINITIALIZED = ("empty", "new_empty", "set_", "resize_")
 """Begins of names of operations that return memory as it is: its values mean nothing until something is written."""
 
 SCRATCH = "uint8"
@@ -77,6 +77,7 @@ class _Kind(NamedTuple):
     name: str
     random: bool
     writes: tuple[int, ...]  # positions of arguments
+    is_view: bool
 
 
 class Variable(NamedTuple):
@@ -204,7 +205,12 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
             return
         module = self._catalog.module_name(self._modules[-1]) if self._modules else ""
         settings = _settings((*args, *kwargs.values()))
-        self._add(FORWARD, kind.name, module, self._site(), settings, inputs, outputs, kind.random, bool(written))
+        unset = kind.name.startswith(UNINITIALIZED) or (
+            kind.is_view and bool(inputs) and all(map(self._is_unset, inputs))
+        )
+        self._add(
+            FORWARD, kind.name, module, self._site(), settings, inputs, outputs, kind.random, bool(written), unset
+        )
         if sequence not in self._by_sequence or not grad:  # the forward of a custom function
             self._by_sequence.setdefault(sequence, []).append(self._operations[-1])
 
@@ -219,13 +225,14 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
         outputs: Sequence[torch.Tensor],
         random: bool = False,
         writes: bool = False,
+        meaningless: bool = False,
     ) -> tuple[int, ...]:
         numbers = []
         made = sketches(outputs)
         scratch = any(sketch.dtype.startswith("float") for sketch in made)
         for tensor, sketch in zip(outputs, made, strict=True):
             numbers.append(len(self._values))
-            unused = name.startswith(UNINITIALIZED) or (scratch and sketch.dtype == SCRATCH)
+            unused = meaningless or (scratch and sketch.dtype == SCRATCH)
             self._values.append(Sketch(sketch.dtype, sketch.shape) if unused else sketch)
             self._remember(tensor, numbers[-1], writes)
         self._operations.append(Operation(phase, name, module, site, settings, tuple(inputs), tuple(numbers), random))
@@ -250,6 +257,11 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
         """Whether a result shows the elements of an argument (torch counts its versions later)."""
         known = self._memory.get(_elements(result))
         return known is not None and not known.weak.expired()
+
+    def _is_unset(self, value: int) -> bool:
+        """Whether a value is memory that nothing was written to."""
+        sketch = self._values[value]
+        return sketch.size > 0 and not sketch.packed_projections
 
     def _values_of(self, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
         """The number of the value of each tensor; a new one of the phase *before* if it is not known."""
@@ -346,7 +358,8 @@ def _kind(func: Any) -> _Kind:
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-    return _Kind(schema.name.partition("::")[2], _RANDOM in func.tags, writes)
+    is_view = not writes and any(each.alias_info is not None for each in schema.returns)
+    return _Kind(schema.name.partition("::")[2], _RANDOM in func.tags, writes, is_view)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
