@@ -4,7 +4,8 @@ Note [Forward and backward]
 A dispatch mode sees the operations of the forward. Under a mode, torch would choose other formulas for a backward, so
 there the mode is off, and hooks on the nodes of the graph see the gradients that each node gets and returns. A node has
 the number of its forward operation, and with it the module and the line. (Operations without a node have the number of
-the last node. So only the first operation with a number counts, and what runs without gradients behind it.)
+the last node. So only the first operation with a number counts, and what runs without gradients behind it.) A call of
+`torch.autograd.grad` is one operation.
 
 Note [Values]
 A value is what a tensor holds at one time. A tensor that an operation writes gets a new value. Tensors that show the
@@ -203,14 +204,12 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
         outputs = list({id(tensor): tensor for tensor in (*results, *written)}.values())
         if not outputs:
             return
-        module = self._catalog.module_name(self._modules[-1]) if self._modules else ""
         settings = _settings((*args, *kwargs.values()))
         unset = kind.name.startswith(UNINITIALIZED) or (
             kind.is_view and bool(inputs) and all(map(self._is_unset, inputs))
         )
-        self._add(
-            FORWARD, kind.name, module, self._site(), settings, inputs, outputs, kind.random, bool(written), unset
-        )
+        place = self._module(), self._site()
+        self._add(FORWARD, kind.name, *place, settings, inputs, outputs, kind.random, bool(written), unset)
         if sequence not in self._by_sequence or not grad:  # the forward of a custom function
             self._by_sequence.setdefault(sequence, []).append(self._operations[-1])
 
@@ -337,6 +336,18 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
             number = self._find(tensor)
             values += self._add(BACKWARD, SUM, "", "", "", (), [tensor]) if number is None else (number,)
         return values
+
+    def add_call(self, name: str, arguments: Any, result: Any) -> None:
+        """Add a call whose operations are not recorded, as one operation."""
+        with hidden_from_modes():
+            outputs = list(_tensors(result))
+            if outputs:
+                inputs = list(self._values_of(_tensors(arguments)))
+                self._add(FORWARD, name, self._module(), self._site(), "", inputs, outputs)
+
+    def _module(self) -> str:
+        """The name of the innermost module under way."""
+        return self._catalog.module_name(self._modules[-1]) if self._modules else ""
 
     def add_variables(self, phase: str, name: str, variables: Sequence[Variable]) -> None:
         """Add the values of variables in a phase: their gradients, or what an update of this name wrote."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +25,13 @@ from traincheck.vocab.operations import GRADIENT, UPDATE, StepOperations
 
 _PLAIN = (bool, int, float, str, tuple)
 """Kinds of hyperparameters that are shown."""
+
+
+class _Grad(NamedTuple):
+    """A call of `torch.autograd.grad` under way."""
+
+    recording: OperationRecording
+    arguments: Any
 
 
 class OperationSource(RecorderListener):
@@ -55,17 +62,20 @@ class OperationSource(RecorderListener):
         def call_begins(module: nn.Module, args: Any) -> None:
             if self._calls.depth == 1 and torch._C._current_graph_task_id() < 0:
                 start(module)
-            if self._is_mine():
-                self._recording.call_begins(module)  # type: ignore[union-attr]
+            recording = self._mine()
+            if recording is not None:
+                recording.call_begins(module)
 
         def call_ends(module: nn.Module, args: Any, output: Any) -> None:
-            if self._is_mine():
-                self._recording.call_ends(module)  # type: ignore[union-attr]
+            recording = self._mine()
+            if recording is not None:
+                recording.call_ends(module)
 
         self._calls.add_listener(call_begins, call_ends)
-        begins, ends = guarded(self._backward_begins), guarded(self._backward_ends)
-        follow: Callable[..., Any] = lambda *args, **kwargs: self._is_mine() and (begins(*args, **kwargs), 1)  # noqa: E731
-        replace(undo, torch.autograd, "backward", wrapping(follow, lambda *_: ends(), lambda _: ends()))
+        around_backward = wrapping(guarded(self._backward_begins), _end_backward, _end_backward)
+        replace(undo, torch.autograd, "backward", around_backward)
+        around_grad = wrapping(guarded(self._grad_begins), guarded(self._grad_ends), guarded(self._grad_ends))
+        replace(undo, torch.autograd, "grad", around_grad)
         update_begins, update_ends = guarded(self._update_begins), guarded(self._update_ends)
         pre: Callable[..., None] = lambda optimizer, *_: update_begins(optimizer)  # noqa: E731
         post: Callable[..., None] = lambda optimizer, *_: update_ends(optimizer)  # noqa: E731
@@ -75,8 +85,10 @@ class OperationSource(RecorderListener):
         undo.callback(recorder.hooks.on_suspend.remove, self._suspends)
         return undo
 
-    def _is_mine(self) -> bool:
-        return self._recording is not None and self._recording.is_of_this_thread
+    def _mine(self) -> OperationRecording | None:
+        """The recording of this thread."""
+        recording = self._recording
+        return recording if recording is not None and recording.is_of_this_thread else None
 
     def _start(self, module: nn.Module) -> None:
         """Begin or go on with the recording of this step, where operations can be observed."""
@@ -89,41 +101,53 @@ class OperationSource(RecorderListener):
                 return
             self._catalog.module_name(module)  # names its parameters
             self._recording = OperationRecording(step, self._catalog, recorder.sites.here)
-        if not self._recording.is_of_this_thread:
+        recording = self._mine()
+        if recording is None:
             return
         if recorder.has_compiled_code:
-            self._recording.incomplete = self._recording.incomplete or "it is compiled"
+            recording.incomplete = recording.incomplete or "it is compiled"
         elif not recorder.steps.updating:
-            self._recording.turn_on()
+            recording.turn_on()
 
     def _suspends(self) -> None:
         """Compiled code begins, or TrainCheck removes its hooks for another reason."""
-        if self._is_mine() and self._recording is not None:
-            self._recording.turn_off()
+        recording = self._mine()
+        if recording is not None:
+            recording.turn_off()
 
-    def _backward_begins(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        recording = self._recording
+    def _backward_begins(self, tensors: Any, *args: Any, **kwargs: Any) -> OperationRecording | None:
+        recording = self._mine()
         if recording is not None:
             recording.turn_off()
             recording.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+        return recording
 
-    def _backward_ends(self) -> None:
-        if self._recording is not None:
-            self._recording.remove_hooks()
+    def _grad_begins(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> _Grad | None:
+        recording = self._mine()
+        if recording is None or not recording.is_on:
+            return None
+        recording.turn_off()
+        return _Grad(recording, (outputs, inputs))
+
+    def _grad_ends(self, grad: _Grad, result: Any = None) -> None:
+        grad.recording.add_call("autograd.grad", grad.arguments, result)
+        grad.recording.turn_on()
 
     def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._is_mine() and self._recording is not None:
-            self._recording.turn_off()
+        recording = self._mine()
+        if recording is not None:
+            recording.turn_off()
             gradients = [
-                each._replace(tensor=gradient, inputs=self._recording.arrived(each.tensor))
+                each._replace(tensor=gradient, inputs=recording.arrived(each.tensor))
                 for each in self._held(optimizer)
                 if (gradient := each.tensor.grad) is not None
             ]
-            self._recording.add_variables(GRADIENT, "gradient", gradients)
+            recording.add_variables(GRADIENT, "gradient", gradients)
 
     def _update_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._is_mine() and self._recording is not None:
-            self._recording.add_variables(UPDATE, f"{type(optimizer).__name__}.step", self._held(optimizer))
+        recording = self._mine()
+        if recording is not None:
+            recording.add_variables(UPDATE, f"{type(optimizer).__name__}.step", self._held(optimizer))
 
     def _held(self, optimizer: torch.optim.Optimizer) -> list[Variable]:
         """The parameters of an optimizer, with their hyperparameters."""
@@ -151,3 +175,7 @@ class OperationSource(RecorderListener):
         if recording is not None:
             recording.turn_off()
             recording.remove_hooks()
+
+
+def _end_backward(recording: OperationRecording, result: Any = None) -> None:
+    recording.remove_hooks()
