@@ -162,7 +162,7 @@ def test_shards_that_are_scattered_differ_by_design(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(TORCH < (2, 6), reason="fully_shard is public from torch 2.6 on")
-@pytest.mark.parametrize("kind", ["same", "different"])
+@pytest.mark.parametrize("kind", ["same", pytest.param("different", marks=pytest.mark.long)])
 def test_ranks_that_gather_one_model_are_to_have_different_batches(kind: str, tmp_path: Path) -> None:
     content = report(tmp_path, GATHERED, kind)
     diagnoses = [finding["diagnosis"] for finding in content["findings"]]  # type: ignore[attr-defined]

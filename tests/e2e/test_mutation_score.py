@@ -37,8 +37,8 @@ SLOW_PROGRAMS = ("pipeline", "sac", "td3", "moco", "packed_sequences", "reinforc
 
 @pytest.mark.slow
 @pytest.mark.skipif(TORCH < (2, 5), reason="the corpus uses optimizers of torch 2.5")
-def test_twenty_programs_and_ten_operators(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.mutants", "--programs", "20", "--mutated", "20", "--per-program", "1"]
+def test_ten_programs_and_ten_operators(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.mutants", "--programs", "10", "--mutated", "10", "--per-program", "1"]
     command += ["--without", ",".join((*FRAMEWORKS, *SLOW_PROGRAMS))]
     options = ["--packs-only", "--operators", ",".join(OPERATORS), "--folder", str(tmp_path)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -46,11 +46,11 @@ def test_twenty_programs_and_ten_operators(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     alarms = result["false alarms"]["packs"]
-    assert len(result["untrained"]) <= 1 and alarms["programs"] == 20 - len(result["untrained"]), result["untrained"]
-    assert len(alarms["with an error"]) <= 2, alarms
+    assert len(result["untrained"]) <= 1 and alarms["programs"] == 10 - len(result["untrained"]), result["untrained"]
+    assert len(alarms["with an error"]) <= 1, alarms
     counted = sum(part["mutants"] for part in result["parts"].values())
     detected = sum(part["packs"]["detected"] for part in result["parts"].values())
-    assert counted >= 8, "most mutants are neither equivalent nor broken"
-    assert detected >= 2, result["open operators"]
+    assert counted >= 4, "most mutants are neither equivalent nor broken"
+    assert detected >= 1, result["open operators"]
     again = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, env=environ)
     assert again.returncode == 0 and json.loads((tmp_path / "result.json").read_text())["parts"] == result["parts"]

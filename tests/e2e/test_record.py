@@ -183,6 +183,7 @@ def test_a_run_that_hangs_and_is_killed_has_its_last_steps(home: Path) -> None:
     assert steps(home / "hangs")[-BEFORE:] == list(range(333 - BEFORE, 333))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_notebooks_record_the_same(home: Path) -> None:
     text = f"""

@@ -85,9 +85,11 @@ def test_a_sound_run_is_silent_and_trains_as_without(tmp_path: Path) -> None:
     ("fault", "diagnosis", "part"),
     [
         ("bitflip@forward:0,bit=22,first=15,last=15,chance=0.5,seed=6", ONCE, "forward"),
-        ("bitflip@gradient:5.weight,bit=20,first=15,last=15", EACH_TIME, "backward"),
+        pytest.param(
+            "bitflip@gradient:5.weight,bit=20,first=15,last=15", EACH_TIME, "backward", marks=pytest.mark.long
+        ),
         ("bitflip@optimizer:0.weight,bit=0,first=15,last=15", ONCE, "update"),
-        ("intermittent@forward:0,first=15,last=15,seed=6", ONCE, "forward"),
+        pytest.param("intermittent@forward:0,first=15,last=15,seed=6", ONCE, "forward", marks=pytest.mark.long),
         ("intermittent@forward:0,first=15,last=15,seed=5", EACH_TIME, "forward"),
     ],
 )

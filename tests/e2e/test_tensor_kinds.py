@@ -33,11 +33,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        ("collect", "-o", "run"),
+        pytest.param(("collect", "-o", "run"), marks=pytest.mark.long),
         ("run", "--fail-on", "never", "-o", "run", "--snapshot"),
         ("run", "--fail-on", "never", "-o", "run", "--verify-every", "1"),
+        ("collect", "--record", "operations", "-o", "run"),
     ],
-    ids=["collect", "run", "replay"],
+    ids=["collect", "run", "replay", "operations"],
 )
 def test_no_kind_of_tensor_ends_the_process_or_a_source(
     tmp_path: Path, plain: list[str], command: tuple[str, ...]

@@ -29,7 +29,7 @@ def completions(line: str) -> list[str]:
 
 def test_commands() -> None:
     assert completions("traincheck ") == list(COMMANDS)
-    assert completions("traincheck c") == ["collect", "check", "ctl"]
+    assert completions("traincheck c") == ["collect", "check", "compare", "ctl"]
     assert completions("traincheck --debug do") == ["doctor"]
 
 

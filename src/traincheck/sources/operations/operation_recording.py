@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
@@ -381,7 +382,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _elements(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Which elements of which memory a tensor shows, in whatever order; empty if that is not known."""
     tensor = _local(tensor)
-    if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or is_functorch_wrapped_tensor(tensor):
         return ()
     dims: list[list[int]] = []
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True):
