@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from traincheck.comparison.report import lines
 from traincheck.comparison.run_comparison import DIFFERENT, ROUNDING, SAME, Comparison, compare_steps
 from traincheck.comparison.step_comparison import CODE, DATA, GRADIENTS, INITIALISATION, RANDOM
 from traincheck.sources.operations.operation_source import OperationSource
@@ -240,3 +241,12 @@ def test_parameters_that_change_within_a_step_are_compared_in_order() -> None:
 
     steps, _ = run(Twice)
     assert compare_steps(steps, run(Twice)[0]).result == SAME
+
+
+def test_an_update_that_one_run_lacks_is_an_origin() -> None:
+    (first, *_), _ = run()
+    computed = tuple(each for each in first.operations if each.phase != UPDATE)
+    comparison = compare_steps([first], [StepOperations(first.step, first.values, computed)])
+    assert comparison.result == DIFFERENT
+    assert {(each.kind, each.operation.phase, each.b) for each in comparison.origins} == {(CODE, UPDATE, None)}
+    assert any("nothing" in line for line in lines(comparison, "first", "second"))

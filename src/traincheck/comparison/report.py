@@ -97,13 +97,14 @@ def _describe(origin: Difference, a: str, b: str) -> Iterator[str]:
     yield f"  {'where':{width}}  {_place(origin)}, {_WHERE.get(operation.phase, f'in the {operation.phase}')}"
     for label, own, others in ((a, origin.a, origin.others_a), (b, origin.b, origin.others_b)):
         yield f"  {label:{width}}  {_operations(own, others)}"
+    if origin.values is None:
+        return
     if operation.phase not in (BEFORE, GRADIENT, UPDATE):
         equal = "the same bits" if origin.inputs == 0 else f"equal inputs ({_apart(origin.inputs)})"
         yield f"  {'inputs':{width}}  {equal}"
     yield f"  {'results':{width}}  {_apart(origin.results)}"
-    if origin.values is not None:
-        for label, sketch in zip((a, b), origin.values, strict=True):
-            yield f"  {label:{width}}  {_tensor(sketch)}"
+    for label, sketch in zip((a, b), origin.values, strict=True):
+        yield f"  {label:{width}}  {_tensor(sketch)}"
 
 
 def _place(origin: Difference) -> str:

@@ -100,6 +100,8 @@ class StepComparison:
         self.updated: dict[str, float] = {}
         """The distances of the parameters after the step."""
         self._compare()
+        if not self.origins:
+            self._add_lacking()
 
     @cached_property
     def extra(self) -> tuple[int, int]:
@@ -134,6 +136,15 @@ class StepComparison:
             if a.phase == BACKWARD and a.name != SUM:
                 worst_backward = max(worst_backward, inputs, results)
             self._judge(a, b, inputs, results)
+
+    def _add_lacking(self) -> None:
+        """Add the gradients and updates that only one run has. The values that they would have got are equal."""
+        for run, operations in enumerate((self._a.operations, self._b.operations)):
+            for index in sorted(self._unpaired[run]):
+                operation = operations[index]
+                if operation.phase in (GRADIENT, UPDATE):
+                    a, b = (operation, None) if run == 0 else (None, operation)
+                    self.origins.append(Difference(self.step, CODE, 0.0, math.inf, a, b))
 
     def _judge(self, a: Operation, b: Operation, inputs: float, results: float) -> None:
         if results == 0.0:
