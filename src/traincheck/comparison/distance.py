@@ -108,7 +108,7 @@ def rounding(results: Sequence[Sketch], inputs: Sequence[Sketch]) -> float:
     stored = max((unit(sketch.dtype) for sketch in results), default=0.0)
     if not stored:
         return 0.0
-    added = min(_SINGLE, max((unit(sketch.dtype) for sketch in results if unit(sketch.dtype)), default=_SINGLE))
+    added = min(_SINGLE, stored)
     return TIMES * (stored + added * math.sqrt(_length(results, inputs)))
 
 

@@ -51,13 +51,13 @@ class Comparison:
         return ROUNDING if any(step.rounding or step.different for step in self.steps) else SAME
 
 
-def compare_runs(a: Path, b: Path, renamed: dict[str, str] | None = None) -> Comparison:
-    """Compare two runs of one rank or several. `renamed` maps names of modules of `b` to those of `a`.
+def compare_runs(a: Path, b: Path) -> Comparison:
+    """Compare two runs of one rank or several.
 
     Raises NothingToCompare if a run has no sketched operations, or the runs have no sketched step in common, and the
     errors of `RunFolder`.
     """
-    return compare_steps(_steps(a), _steps(b), renamed, (a, b))
+    return compare_steps(_steps(a), _steps(b), (a, b))
 
 
 def _steps(path: Path) -> list[StepOperations]:
@@ -78,7 +78,6 @@ def _has(number: int) -> Callable[[dict[int, StepOperations]], bool]:
 def compare_steps(
     a: Sequence[StepOperations],
     b: Sequence[StepOperations],
-    renamed: dict[str, str] | None = None,
     paths: tuple[Path, Path] = (Path("A"), Path("B")),
 ) -> Comparison:
     """Compare sketched steps of two runs, see `compare_runs`."""
@@ -86,7 +85,7 @@ def compare_steps(
     common = [(step, others[step.step]) for step in a if step.step in others]
     if not common:
         raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {paths[0]}")
-    names = renaming(common[0][0].operations, common[0][1].operations) if renamed is None else renamed
+    names = renaming(common[0][0].operations, common[0][1].operations)
     rename = _rename(names)
     results: list[StepResult] = []
     incomplete = tuple(dict.fromkeys(step.incomplete for pair in common for step in pair if step.incomplete))

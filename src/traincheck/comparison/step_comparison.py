@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from traincheck.comparison.alignment import Pair, Rename, aligned
 from traincheck.comparison.distance import AMPLIFIES, distance, rounding
@@ -102,11 +101,6 @@ class StepComparison:
         self._compare()
         if not self.origins:
             self._add_lacking()
-
-    @cached_property
-    def extra(self) -> tuple[int, int]:
-        """How many operations only the first and only the second run has."""
-        return len(self._unpaired[0]), len(self._unpaired[1])
 
     def _compare(self) -> None:
         uncertain = self._uncertain

@@ -1,7 +1,7 @@
 """What a run computed in a step, for comparison with another run: operations, and a sketch of each of their results.
 
 A sketch is much smaller than its tensor, and shows how far two tensors are apart. Operations refer to values by number,
-so a reader can tell an operation that computed another result from one that merely received other inputs.
+so a reader can separate an operation that computed another result from one that received other inputs.
 """
 
 from __future__ import annotations

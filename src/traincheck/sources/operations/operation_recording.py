@@ -24,10 +24,10 @@ import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.operations.sketches import sketches
+from traincheck.sources.recording.dispatch_recording import DispatchRecording
 from traincheck.sources.tensors.reading import PLAIN, dtype_name, hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.operations import (
@@ -91,7 +91,7 @@ class Variable(NamedTuple):
     inputs: tuple[int, ...] = ()
 
 
-class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class OperationRecording(DispatchRecording):
     """Records one step of the thread that makes it. `incomplete` is why operations are missing."""
 
     def __init__(self, step: int, catalog: VariableCatalog, site: Callable[[], str]) -> None:
@@ -124,26 +124,11 @@ class OperationRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does
 
     # -- on and off ------------------------------------------------------------------------------------------------
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the mode is on the stack of this thread."""
-        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+    def _is_over(self) -> bool:
+        return len(self._operations) >= MAX_OPERATIONS
 
-    def turn_on(self) -> None:
-        """Record the operations of this thread from now on."""
-        if _get_current_dispatch_mode_stack():
-            if not self.is_on:
-                self._miss("the program uses a dispatch mode of its own")
-        elif len(self._operations) < MAX_OPERATIONS:
-            _push_mode(self)
-
-    def turn_off(self) -> None:
-        """Record no operations until `turn_on`."""
-        stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self:
-            _pop_mode()
-        elif self.is_on:
-            self._miss("the program uses a dispatch mode of its own")
+    def _collides(self, reason: str) -> None:
+        self._miss(reason)
 
     def remove_hooks(self) -> None:
         """Remove the hooks on nodes of the graph."""

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
+from traincheck.sources.recording.dispatch_recording import DispatchRecording
 from traincheck.sources.recording.frames import local_values
 from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import PLAIN, hidden_from_modes
@@ -112,7 +112,7 @@ class _Open(NamedTuple):
     shifts: bool = False  # the program changes a result without gradients
 
 
-class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class TapeRecording(DispatchRecording):
     """Records on `tape` while it is on. `failed` is why the recording has ended, empty while it goes on.
 
     Only the thread that made it is recorded. `site` returns the current line of the program.
@@ -151,27 +151,11 @@ class TapeRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not 
 
     # -- on and off ------------------------------------------------------------------------------------------------
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the mode is on the stack of this thread."""
-        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+    def _is_over(self) -> bool:
+        return bool(self.failed)
 
-    def turn_on(self) -> None:
-        """Record from now on, unless the recording has failed."""
-        if self.failed or self.is_on:
-            return
-        if _get_current_dispatch_mode_stack():
-            self.end("the program uses a dispatch mode of its own")
-        else:
-            _push_mode(self)
-
-    def turn_off(self) -> None:
-        """Record nothing until `turn_on`. Under a mode of the program, the mode stays and lets everything pass."""
-        stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self:
-            _pop_mode()
-        elif self.is_on:
-            self.end("the program uses a dispatch mode of its own")
+    def _collides(self, reason: str) -> None:
+        self.end(reason)
 
     def end(self, reason: str) -> None:
         """End the recording for good, and let go of everything."""
