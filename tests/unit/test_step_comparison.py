@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -18,7 +21,7 @@ from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.registry import attach, build_all
 from traincheck.vocab.demand import NOTHING
-from traincheck.vocab.operations import BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE, StepOperations
+from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE, StepOperations
 
 STEPS = 3
 
@@ -63,6 +66,12 @@ class _Halved(_Square):
         return gradient * ctx.saved_tensors[0]
 
 
+def _scale(parameter: torch.Tensor, by: float) -> None:
+    assert parameter.grad is not None
+    with torch.no_grad():
+        parameter.grad *= by
+
+
 @contextmanager
 def recorded(into: list[StepOperations]) -> Iterator[None]:
     """Record the operations of the steps inside."""
@@ -85,13 +94,19 @@ def run(
     noise: int = 2,
     clip: float = 0.01,
     rate: float = 0.1,
+    arrives: float = 1.0,
+    average: float | None = None,
     dtype: torch.dtype = torch.float32,
     observed: bool = True,
 ) -> tuple[list[StepOperations], list[torch.Tensor]]:
-    """Train for some steps; the operations and the final parameters."""
+    """Train for some steps; the operations and the final parameters. The backward scales gradients by `arrives`."""
     torch.manual_seed(seed)
     model = make().to(dtype)
+    averaged = copy.deepcopy(model) if average is not None else None
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    if arrives != 1.0:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(functools.partial(_scale, by=arrives))
     generator = torch.Generator().manual_seed(data)
     batches = [(torch.randn(6, 8, generator=generator).to(dtype), torch.arange(6) % 4) for _ in range(STEPS)]
     torch.manual_seed(noise)
@@ -104,6 +119,10 @@ def run(
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
+            if averaged is not None and average is not None:
+                with torch.no_grad():
+                    for own, other in zip(averaged.parameters(), model.parameters(), strict=True):
+                        own.lerp_(other, average)
 
     if observed:
         with recorded(steps):
@@ -133,7 +152,9 @@ def test_the_recording_shows_what_flows_where() -> None:
     assert {producers[value].module for value in linear.inputs} == {"Net.drop", "Net.second.weight", "Net.second.bias"}
     backward = named[BACKWARD, "AddmmBackward0", "Net.second"]
     assert linear.outputs[0] in backward.inputs
-    assert {phase for phase, _, module in named if module == "Net.first.weight"} == {BEFORE, GRADIENT, UPDATE}
+    assert {phase for phase, _, module in named if module == "Net.first.weight"} == {BEFORE, BACKWARD, GRADIENT, UPDATE}
+    clipped = named[GRADIENT, "gradient", "Net.first.weight"]
+    assert {producers[value].name for value in clipped.inputs} == {"_foreach_mul_"}
     assert [each.random for each in first.operations if each.name == "bernoulli_"] == [True]
 
 
@@ -149,11 +170,12 @@ def test_equal_runs_are_equal() -> None:
         ({"data": 7}, DATA, BEFORE, "input"),
         ({"seed": 7}, INITIALISATION, BEFORE, "parameter"),
         ({"noise": 7}, RANDOM, FORWARD, "bernoulli_"),
-        ({"clip": 0.02}, GRADIENTS, GRADIENT, "gradient"),
+        ({"clip": 0.02}, CODE, FORWARD, "mul"),
+        ({"arrives": 0.5}, GRADIENTS, BACKWARD, "accumulated gradient"),
         ({"rate": 0.2}, CODE, UPDATE, "SGD.step"),
     ],
 )
-def test_the_kind_of_an_origin(changes: dict[str, int], kind: str, phase: str, name: str) -> None:
+def test_the_kind_of_an_origin(changes: dict[str, float], kind: str, phase: str, name: str) -> None:
     comparison = compared(**changes)
     assert comparison.result == DIFFERENT
     origin = comparison.origins[0]
@@ -250,3 +272,23 @@ def test_an_update_that_one_run_lacks_is_an_origin() -> None:
     assert comparison.result == DIFFERENT
     assert {(each.kind, each.operation.phase, each.b) for each in comparison.origins} == {(CODE, UPDATE, None)}
     assert any("nothing" in line for line in lines(comparison, "first", "second"))
+
+
+def test_an_average_that_is_updated_differently_is_an_origin() -> None:
+    comparison = compare_steps(run(average=0.1)[0], run(average=0.2)[0])
+    assert {(each.kind, each.operation.name, each.operation.phase) for each in comparison.origins} == {
+        (CODE, "lerp_", FORWARD)
+    }
+
+
+def test_an_average_that_one_run_does_not_update_is_an_origin() -> None:
+    first = run(average=0.1)[0][0]
+    kept = [each for each in first.operations if each.name != "lerp_"]
+    before = {each.module: each.outputs for each in kept if each.phase == BEFORE}
+    for index, operation in enumerate(kept):
+        if operation.phase == AFTER:
+            kept[index] = msgspec.structs.replace(operation, inputs=before.get(operation.module, operation.inputs))
+    comparison = compare_steps([first], [StepOperations(first.step, first.values, tuple(kept))])
+    assert comparison.result == DIFFERENT
+    assert {each.name for origin in comparison.origins for each in origin.others_a} == {"lerp_"}
+    assert not any(origin.others_b for origin in comparison.origins)

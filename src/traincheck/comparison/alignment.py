@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 
-from traincheck.vocab.operations import BEFORE, GRADIENT, INPUT, UPDATE, Operation
+from traincheck.vocab.operations import ACCUMULATED, AFTER, BEFORE, GRADIENT, INPUT, UPDATE, Operation
 
 Pair = tuple[int, int]
 
@@ -56,7 +56,8 @@ def _key(operation: Operation, rename: Rename) -> tuple[str, str, str]:
 
 def _variable(operation: Operation, rename: Rename) -> tuple[str, str, str] | None:
     """A key of the value of a variable; None for operations, and for inputs, which have no name."""
-    if operation.phase not in (BEFORE, GRADIENT, UPDATE) or operation.name == INPUT:
+    is_variable = operation.phase in (BEFORE, GRADIENT, UPDATE, AFTER) or operation.name == ACCUMULATED
+    if not is_variable or operation.name == INPUT:
         return None
     return operation.phase, operation.name, rename(operation.module)
 

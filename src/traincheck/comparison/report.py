@@ -17,7 +17,7 @@ from traincheck.comparison.step_comparison import (
     RANDOM,
     Difference,
 )
-from traincheck.vocab.operations import BACKWARD, BEFORE, GRADIENT, UPDATE, Operation, Sketch
+from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, GRADIENT, UPDATE, Operation, Sketch
 
 MOST_ORIGINS, MOST_ALIKE, MOST_OPERATIONS = 5, 3, 6
 
@@ -41,6 +41,7 @@ _WHERE = {
     GRADIENT: "between the backward and the update (reduction, unscaling or clipping)",
     UPDATE: "in the update",
     BEFORE: "at the begin of the step",
+    AFTER: "at the end of the step",
 }
 
 

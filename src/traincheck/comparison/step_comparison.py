@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from traincheck.comparison.alignment import Pair, Rename, aligned
 from traincheck.comparison.distance import AMPLIFIES, distance, rounding
 from traincheck.vocab.operations import (
+    ACCUMULATED,
+    AFTER,
     BACKWARD,
     BEFORE,
     FORWARD,
@@ -113,30 +115,48 @@ class StepComparison:
                 uncertain.update(dict.fromkeys(a.outputs, known))
                 continue
             b = self._b.operations[self._partner[index]]
+            if a.phase == AFTER:
+                self._compare_state(a, b, initial.get(a.module, 0.0))
+                continue
             computed = a.phase in (FORWARD, BACKWARD) or a.name == INPUT
             results = self._distance(a.outputs, b.outputs, self._incoming(a), summands=computed)
             if a.phase == BEFORE:
                 inputs = (self._before or {}).get(a.module, 0.0)
                 initial[a.module] = results
-            elif a.phase == GRADIENT:
-                inputs = max(worst_backward, self._input_distance(a, b))
-                gradients[a.module] = results
             elif a.phase == UPDATE:
                 inputs = max(gradients.get(a.module, 0.0), initial.get(a.module, 0.0))
                 self.updated[a.module] = results
             else:
                 inputs = max(self._input_distance(a, b), *(uncertain.get(value, 0.0) for value in a.inputs), 0.0)
+            if a.phase == GRADIENT:
+                inputs = max(inputs, worst_backward)
+                gradients[a.module] = results
             uncertain.update(dict.fromkeys(a.outputs, max(inputs, results)))
             if a.phase == BACKWARD and a.name != SUM:
                 worst_backward = max(worst_backward, inputs, results)
             self._judge(a, b, inputs, results)
 
+    def _compare_state(self, a: Operation, b: Operation, initial: float) -> None:
+        """Compare a parameter or buffer at the end of the step, which an operation wrote or something unknown."""
+        values = a.outputs or a.inputs, b.outputs or b.inputs
+        results = self._distance(*values, summands=False)
+        inputs = max(initial, *(self._uncertain.get(value, 0.0) for value in values[0]))
+        self.updated[a.module] = results
+        a = Operation(AFTER, a.name, a.module, inputs=values[0], outputs=values[0])
+        b = Operation(AFTER, b.name, b.module, inputs=values[1], outputs=values[1])
+        stretch = self._stretch_before(a, b) if results > self._rounding(a, b) else None
+        if stretch is None:
+            self._judge(a, b, inputs, results)
+        else:
+            self.different += 1
+            self.origins.append(stretch)
+
     def _add_lacking(self) -> None:
-        """Add the gradients and updates that only one run has. The values that they would have got are equal."""
+        """Add the gradients, updates and state that only one run has. The values that they would have got are equal."""
         for run, operations in enumerate((self._a.operations, self._b.operations)):
             for index in sorted(self._unpaired[run]):
                 operation = operations[index]
-                if operation.phase in (GRADIENT, UPDATE):
+                if operation.phase in (GRADIENT, UPDATE, AFTER):
                     a, b = (operation, None) if run == 0 else (None, operation)
                     self.origins.append(Difference(self.step, CODE, 0.0, math.inf, a, b))
 
@@ -256,4 +276,4 @@ def _kind(a: Operation, b: Operation) -> str:
         return RANDOM
     if a.settings != b.settings:
         return CODE
-    return GRADIENTS if a.phase == GRADIENT else NUMBERS
+    return GRADIENTS if a.phase == GRADIENT or a.name == ACCUMULATED else NUMBERS

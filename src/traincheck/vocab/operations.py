@@ -11,9 +11,27 @@ from collections.abc import Iterable
 
 import msgspec
 
-BEFORE, FORWARD, BACKWARD, GRADIENT, UPDATE = PHASES = ("before", "forward", "backward", "gradient", "update")
+BEFORE, FORWARD, BACKWARD, GRADIENT, UPDATE, AFTER = PHASES = (
+    "before",
+    "forward",
+    "backward",
+    "gradient",
+    "update",
+    "after",
+)
 """The phases of a step. *Before* are the values that a step begins with: parameters, buffers, and the batch. *Gradient*
-are the gradients that an optimizer gets, after reduction and clipping. *Update* are the parameters that it wrote."""
+are the gradients that an optimizer gets, after reduction and clipping. *Update* are the parameters that it wrote.
+*After* are the other parameters and buffers at the end of the step."""
+
+ROOTS = "backward"
+"""Name of an operation where a backward begins. Its inputs are the losses, and it has no outputs."""
+
+ACCUMULATED = "accumulated gradient"
+"""Name of an operation of the backward: the gradient of a parameter after it. Its inputs are what backwards added."""
+
+STATE = "state"
+"""Name of operations of the phase *after*. Such an operation has the value as its input if another
+operation wrote it, else as its output."""
 
 SUM = "sum of gradients"
 """Name of an operation of the backward whose inputs are not recorded: where several gradients meet, and where a

@@ -7,10 +7,13 @@ the number of its forward operation, and with it the module and the line. (Opera
 the last node. So only the first operation with a number counts, and what runs without gradients behind it.) A call of
 `torch.autograd.grad` is one operation.
 
-Note [Values]
-A value is what a tensor holds at one time. A tensor that an operation writes gets a new value. Tensors that show the
-same elements in another form (`t`, `view`, `expand`) have one value. What comes from before the recording is a value of
-the phase *before*: a parameter, a buffer or an input.
+Between the backward and the end of the step, the mode is on again, but for the update itself: it sees clipping,
+unscaling, and averages of parameters.
+
+Note [State]
+What comes from before the recording is a value of the phase *before*: a parameter, a buffer or an input. The gradients
+of parameters are values after each backward and again before the update, so that a wrong sum or reduction is no
+difference of the backward. At the end of the step, the parameters and buffers that no update wrote have a value.
 """
 
 from __future__ import annotations
@@ -22,22 +25,25 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.operations.sketches import sketches
+from traincheck.sources.operations.values import ValueTable
 from traincheck.sources.recording.dispatch_recording import DispatchRecording
-from traincheck.sources.tensors.reading import PLAIN, dtype_name, hidden_from_modes
-from traincheck.sources.tensors.storages import version_of
+from traincheck.sources.tensors.reading import dtype_name, hidden_from_modes
 from traincheck.vocab.operations import (
+    ACCUMULATED,
+    AFTER,
     BACKWARD,
     BEFORE,
     BUFFER,
     FORWARD,
+    GRADIENT,
     INPUT,
     PARAMETER,
+    ROOTS,
+    STATE,
     SUM,
+    UPDATE,
     Operation,
     Sketch,
     StepOperations,
@@ -50,27 +56,15 @@ MAX_SETTINGS = 120
 UNINITIALIZED = ("empty", "new_empty", "set_", "resize_")
 """Begins of names of operations that return memory as it is: its values mean nothing until something is written."""
 
+COLLECTIVES = "c10d"
+"""Namespace of operations that communicate."""
+
 SCRATCH = "uint8"
 """The type of the scratch memory that a kernel returns next to its results for its backward. Parts of it are unused."""
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 _LEAF = "torch::autograd::AccumulateGrad"
 _PLAIN = (bool, int, float, str, complex, torch.dtype, torch.layout, torch.memory_format)
-
-
-class _Known(NamedTuple):
-    """The value of a tensor, or of some elements of a memory. `weak` keeps the key from being used again.
-
-    `versions` are those that it may have: torch counts a write after the operation.
-    """
-
-    value: int
-    versions: tuple[int | None, ...]
-    weak: Any
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor, which has the key of this entry, has the value still."""
-        return not self.weak.expired() and version_of(tensor) in self.versions
 
 
 class _Kind(NamedTuple):
@@ -80,36 +74,37 @@ class _Kind(NamedTuple):
     random: bool
     writes: tuple[int, ...]  # positions of arguments
     is_view: bool
+    is_collective: bool
 
 
 class Variable(NamedTuple):
-    """A tensor with a name, the settings with which it is updated, and the values from which it comes."""
+    """A parameter that an optimizer holds, with its name and hyperparameters."""
 
     name: str
     tensor: torch.Tensor
     settings: str = ""
-    inputs: tuple[int, ...] = ()
 
 
 class OperationRecording(DispatchRecording):
     """Records one step of the thread that makes it. `incomplete` is why operations are missing."""
 
-    def __init__(self, step: int, catalog: VariableCatalog, site: Callable[[], str]) -> None:
+    def __init__(
+        self, step: int, catalog: VariableCatalog, site: Callable[[], str], pauses: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__()
         self.step = step
         self.incomplete = ""
-        self._catalog, self._site = catalog, site
+        self._catalog, self._site, self._pauses = catalog, site, pauses
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._modules: list[nn.Module] = []
-        self._values: list[Sketch] = []
+        self._values = ValueTable()
         self._operations: list[Operation] = []
-        self._known: dict[int, _Known] = {}  # by tensor
-        self._memory: dict[tuple[Any, ...], _Known] = {}  # by the elements
         self._kinds: dict[Any, _Kind] = {}
         self._by_sequence: dict[int, list[Operation]] = {}
         self._inputs = 0
         self._hooks: list[Any] = []
-        self._arrived: dict[int, list[int]] = {}  # by leaf: the gradients that the backward gave it
+        self._arrived: dict[int, list[int]] = {}  # by leaf: the gradients that backwards gave it
+        self._updated: set[str] = set()
 
     @property
     def is_of_this_thread(self) -> bool:
@@ -120,7 +115,8 @@ class OperationRecording(DispatchRecording):
         """End the recording, and return what it has."""
         self.turn_off()
         self.remove_hooks()
-        return StepOperations(self.step, tuple(self._values), tuple(self._operations), self.incomplete)
+        self._guarded(self._add_state)
+        return StepOperations(self.step, tuple(self._values.sketches), tuple(self._operations), self.incomplete)
 
     # -- on and off ------------------------------------------------------------------------------------------------
 
@@ -152,6 +148,8 @@ class OperationRecording(DispatchRecording):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._pauses():
+            return func(*args, **kwargs)
         sequence, grad = torch.autograd._get_sequence_nr() - 1, torch.is_grad_enabled()
         inputs = self._guarded(self._take_inputs, func, args, kwargs)
         result = func(*args, **kwargs)
@@ -185,17 +183,21 @@ class OperationRecording(DispatchRecording):
         self, func: Any, args: Any, kwargs: Any, result: Any, inputs: tuple[int, ...], sequence: int, grad: bool
     ) -> None:
         kind = self._kinds[func]
+        if kind.is_collective:  # what it writes may arrive later
+            self._values.forget(_tensors(args))
+            return
         written = [tensor for position in kind.writes for tensor in _tensors(args[position : position + 1])]
-        results = [tensor for tensor in _tensors(result) if written or not self._is_view(tensor)]
+        results = [tensor for tensor in _tensors(result) if written or not self._values.shows_known_elements(tensor)]
         outputs = list({id(tensor): tensor for tensor in (*results, *written)}.values())
         if not outputs:
             return
         settings = _settings((*args, *kwargs.values()))
         unset = kind.name.startswith(UNINITIALIZED) or (
-            kind.is_view and bool(inputs) and all(map(self._is_unset, inputs))
+            kind.is_view and bool(inputs) and all(map(self._values.is_unset, inputs))
         )
-        place = self._module(), self._site()
-        self._add(FORWARD, kind.name, *place, settings, inputs, outputs, kind.random, bool(written), unset)
+        values = self._values.add(outputs, written=bool(written))
+        self._forget_meaningless(values, all_of_them=unset)
+        self._add(FORWARD, kind.name, self._module(), self._site(), settings, inputs, values, kind.random)
         if sequence not in self._by_sequence or not grad:  # the forward of a custom function
             self._by_sequence.setdefault(sequence, []).append(self._operations[-1])
 
@@ -207,68 +209,45 @@ class OperationRecording(DispatchRecording):
         site: str,
         settings: str,
         inputs: Sequence[int],
-        outputs: Sequence[torch.Tensor],
+        values: Sequence[int],
         random: bool = False,
-        writes: bool = False,
-        meaningless: bool = False,
-    ) -> tuple[int, ...]:
-        numbers = []
-        made = sketches(outputs)
-        scratch = any(sketch.dtype.startswith("float") for sketch in made)
-        for tensor, sketch in zip(outputs, made, strict=True):
-            numbers.append(len(self._values))
-            unused = meaningless or (scratch and sketch.dtype == SCRATCH)
-            self._values.append(Sketch(sketch.dtype, sketch.shape) if unused else sketch)
-            self._remember(tensor, numbers[-1], writes)
-        self._operations.append(Operation(phase, name, module, site, settings, tuple(inputs), tuple(numbers), random))
-        return tuple(numbers)
+    ) -> None:
+        self._operations.append(Operation(phase, name, module, site, settings, tuple(inputs), tuple(values), random))
 
-    def _remember(self, tensor: torch.Tensor, value: int, writes: bool) -> None:
-        version = version_of(tensor)
-        versions = (version, version + 1) if writes and version is not None else (version,)
-        self._known[tensor._cdata] = _Known(value, versions, torch._C._WeakTensorRef(tensor))
-        elements = _elements(tensor)
-        if elements:
-            self._memory[elements] = _Known(value, versions, StorageWeakRef(_local(tensor).untyped_storage()))
-
-    def _find(self, tensor: torch.Tensor) -> int | None:
-        """The number of the value of a tensor, if it is known."""
-        for known in (self._known.get(tensor._cdata), self._memory.get(_elements(tensor))):
-            if known is not None and known.is_of(tensor):
-                return known.value
-        return None
-
-    def _is_view(self, result: torch.Tensor) -> bool:
-        """Whether a result shows the elements of an argument (torch counts its versions later)."""
-        known = self._memory.get(_elements(result))
-        return known is not None and not known.weak.expired()
-
-    def _is_unset(self, value: int) -> bool:
-        """Whether a value is memory that nothing was written to."""
-        sketch = self._values[value]
-        return sketch.size > 0 and not sketch.packed_projections
+    def _forget_meaningless(self, values: Sequence[int], *, all_of_them: bool) -> None:
+        """Forget the sketches of memory that nothing was written to, and of scratch memory."""
+        sketches = self._values.sketches
+        has_floats = any(sketches[value].dtype.startswith("float") for value in values)
+        for value in values:
+            sketch = sketches[value]
+            if all_of_them or (has_floats and sketch.dtype == SCRATCH):
+                sketches[value] = Sketch(sketch.dtype, sketch.shape)
 
     def _values_of(self, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
         """The number of the value of each tensor; a new one of the phase *before* if it is not known."""
         for tensor in tensors:
-            number = self._find(tensor)
+            number = self._values.find(tensor)
             if number is not None:
                 yield number
             else:
                 yield from self._add_before(tensor)
 
     def _add_before(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        values = self._values.add([tensor])
         variable = self._catalog.find(tensor)
         if variable is not None:
             kind = PARAMETER if isinstance(tensor, nn.Parameter) or tensor.requires_grad else BUFFER
-            return self._add(BEFORE, kind, variable.name, "", "", (), [tensor])
-        self._inputs += 1
-        return self._add(BEFORE, INPUT, f"input {self._inputs}", self._site(), dtype_name(tensor.dtype), (), [tensor])
+            self._add(BEFORE, kind, variable.name, "", "", (), values)
+        else:
+            self._inputs += 1
+            self._add(BEFORE, INPUT, f"input {self._inputs}", self._site(), dtype_name(tensor.dtype), (), values)
+        return values
 
-    # -- backward, gradients and updates ---------------------------------------------------------------------------
+    # -- backward --------------------------------------------------------------------------------------------------
 
     def backward_begins(self, roots: Sequence[torch.Tensor]) -> None:
         """Follow the gradients through the graph of these losses."""
+        self._guarded(self._add_roots, roots)
         seen: set[Any] = set()
         waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
         while waiting:
@@ -280,9 +259,20 @@ class OperationRecording(DispatchRecording):
             if node.name() != _LEAF:
                 self._hooks.append(node.register_hook(self._node_hook(node)))
 
-    def arrived(self, leaf: torch.Tensor) -> tuple[int, ...]:
-        """The gradients that backwards gave a leaf in this step."""
-        return tuple(self._arrived.get(id(leaf), ()))
+    def _add_roots(self, roots: Sequence[torch.Tensor]) -> None:
+        self._add(BACKWARD, ROOTS, "", self._site(), "", tuple(self._values_of(roots)), ())
+
+    def backward_ends(self) -> None:
+        """Add the gradients that parameters have now."""
+        self.remove_hooks()
+        self._guarded(self._add_accumulated)
+
+    def _add_accumulated(self) -> None:
+        for variable, tensor in self._catalog.living():
+            gradient = tensor.grad if tensor.is_leaf else None
+            if gradient is not None and id(tensor) in self._arrived:
+                arrived = self._arrived[id(tensor)]
+                self._add(BACKWARD, ACCUMULATED, variable.name, "", "", arrived, self._values.add([gradient]))
 
     def _node_hook(self, node: Any) -> Callable[..., None]:
         name, sequence = node.name(), node._sequence_nr()
@@ -303,15 +293,15 @@ class OperationRecording(DispatchRecording):
         """Add what a node computes from gradients, and from what its forward operations took and returned."""
         inputs = self._values_of_gradients(_tensors(got))
         inputs += [value for operation in forward for value in (*operation.inputs, *operation.outputs)]
-        outputs = [tensor for tensor in _tensors(returned) if self._find(tensor) is None]
+        outputs = [tensor for tensor in _tensors(returned) if self._values.find(tensor) is None]
         if outputs:  # else it only passes gradients on
             module, site = (forward[-1].module, forward[-1].site) if forward else ("", "")
-            self._add(BACKWARD, name, module, site, "", inputs, outputs)
+            self._add(BACKWARD, name, module, site, "", inputs, self._values.add(outputs))
 
     def _note_leaves(self, leaves: dict[int, int], returned: Sequence[torch.Tensor | None]) -> None:
         for index, leaf in leaves.items():
             gradient = returned[index]
-            number = None if gradient is None else self._find(gradient)
+            number = None if gradient is None else self._values.find(gradient)
             if number is not None:
                 self._arrived.setdefault(leaf, []).append(number)
 
@@ -319,33 +309,61 @@ class OperationRecording(DispatchRecording):
         """The values of gradients. Autograd adds up gradients where they meet, so the sum is a value of its own."""
         values: list[int] = []
         for tensor in tensors:
-            number = self._find(tensor)
-            values += self._add(BACKWARD, SUM, "", "", "", (), [tensor]) if number is None else (number,)
+            number = self._values.find(tensor)
+            if number is None:
+                (number,) = self._values.add([tensor])
+                self._add(BACKWARD, SUM, "", "", "", (), (number,))
+            values.append(number)
         return values
+
+    # -- after the backward ----------------------------------------------------------------------------------------
 
     def add_call(self, name: str, arguments: Any, result: Any) -> None:
         """Add a call whose operations are not recorded, as one operation."""
-        with hidden_from_modes():
-            outputs = list(_tensors(result))
-            if outputs:
-                inputs = list(self._values_of(_tensors(arguments)))
-                self._add(FORWARD, name, self._module(), self._site(), "", inputs, outputs)
+        self._guarded(self._add_call, name, arguments, result)
+
+    def _add_call(self, name: str, arguments: Any, result: Any) -> None:
+        outputs = list(_tensors(result))
+        if outputs:
+            inputs = list(self._values_of(_tensors(arguments)))
+            self._add(FORWARD, name, self._module(), self._site(), "", inputs, self._values.add(outputs))
 
     def _module(self) -> str:
         """The name of the innermost module under way."""
         return self._catalog.module_name(self._modules[-1]) if self._modules else ""
 
-    def add_variables(self, phase: str, name: str, variables: Sequence[Variable]) -> None:
-        """Add the values of variables in a phase: their gradients, or what an update of this name wrote."""
-        with hidden_from_modes():
-            values = sketches([variable.tensor for variable in variables])
-        for variable, sketch in zip(variables, values, strict=True):
-            self._remember(variable.tensor, len(self._values), False)
-            self._values.append(sketch)
-            outputs = (len(self._values) - 1,)
-            self._operations.append(
-                Operation(phase, name, variable.name, "", variable.settings, variable.inputs, outputs)
-            )
+    def add_gradients(self, held: Sequence[Variable]) -> None:
+        """Add the gradients that an optimizer is about to use."""
+        self._guarded(self._add_gradients, held)
+
+    def _add_gradients(self, held: Sequence[Variable]) -> None:
+        for variable in held:
+            gradient = variable.tensor.grad
+            if gradient is None:
+                continue
+            known = self._values.find(gradient)
+            inputs = self._arrived.get(id(variable.tensor), ()) if known is None else (known,)
+            self._add(GRADIENT, "gradient", variable.name, "", variable.settings, inputs, self._values.add([gradient]))
+
+    def add_update(self, name: str, held: Sequence[Variable]) -> None:
+        """Add the parameters that an update of this name wrote."""
+        self._guarded(self._add_update, name, held)
+
+    def _add_update(self, name: str, held: Sequence[Variable]) -> None:
+        values = self._values.add([variable.tensor for variable in held], written=True)
+        for variable, value in zip(held, values, strict=True):
+            self._updated.add(variable.name)
+            self._add(UPDATE, name, variable.name, "", variable.settings, (), (value,))
+
+    def _add_state(self) -> None:
+        """Add the parameters and buffers at the end of the step, but for those that are as an update wrote them."""
+        last = {value: operation for operation in self._operations for value in operation.outputs}
+        for variable, tensor in self._catalog.living():
+            known = self._values.find(tensor)
+            if known is None:
+                self._add(AFTER, STATE, variable.name, "", "", (), self._values.add([tensor]))
+            elif last[known].phase != UPDATE:
+                self._add(AFTER, STATE, variable.name, "", "", (known,), ())
 
 
 def _kind(func: Any) -> _Kind:
@@ -356,29 +374,8 @@ def _kind(func: Any) -> _Kind:
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     is_view = not writes and any(each.alias_info is not None for each in schema.returns)
-    return _Kind(schema.name.partition("::")[2], _RANDOM in func.tags, writes, is_view)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor whose memory is shown: of a DTensor, the part of this rank."""
-    return tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor)
-
-
-def _elements(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Which elements of which memory a tensor shows, in whatever order; empty if that is not known."""
-    tensor = _local(tensor)
-    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or is_functorch_wrapped_tensor(tensor):
-        return ()
-    dims: list[list[int]] = []
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True):
-        if size == 1 or stride == 0:
-            continue
-        if dims and dims[-1][0] == stride * size:
-            dims[-1] = [stride, dims[-1][1] * size]
-        else:
-            dims.append([stride, size])
-    layout = tuple(number for dim in dims for number in dim)
-    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, *layout)
+    namespace, _, name = schema.name.partition("::")
+    return _Kind(name, _RANDOM in func.tags, writes, is_view, namespace == COLLECTIVES)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

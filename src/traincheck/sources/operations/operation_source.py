@@ -21,10 +21,17 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN
-from traincheck.vocab.operations import GRADIENT, UPDATE, StepOperations
+from traincheck.vocab.operations import StepOperations
 
 _PLAIN = (bool, int, float, str, tuple)
 """Kinds of hyperparameters that are shown."""
+
+
+class _Backward(NamedTuple):
+    """A backward under way, and whether operations were recorded before it."""
+
+    recording: OperationRecording
+    goes_on: bool
 
 
 class _Grad(NamedTuple):
@@ -45,6 +52,7 @@ class OperationSource(RecorderListener):
     def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, keep: Callable[[StepOperations], object]) -> None:
         self._calls, self._catalog, self._keep = calls, catalog, keep
         self._recording: OperationRecording | None = None
+        self._goes_on = False  # after the update under way
 
     def offers(self) -> str | None:
         return (
@@ -97,10 +105,12 @@ class OperationSource(RecorderListener):
         if not step or not recorder.watching or recorder.hooks.thread.suspended:
             return
         if self._recording is None:
-            if recorder.steps.evaluating or not torch.is_grad_enabled():
+            if recorder.steps.evaluating:
                 return
             self._catalog.module_name(module)  # names its parameters
-            self._recording = OperationRecording(step, self._catalog, recorder.sites.here)
+            self._recording = OperationRecording(
+                step, self._catalog, recorder.sites.here, lambda: recorder.steps.fetching
+            )
         recording = self._mine()
         if recording is None:
             return
@@ -115,12 +125,14 @@ class OperationSource(RecorderListener):
         if recording is not None:
             recording.turn_off()
 
-    def _backward_begins(self, tensors: Any, *args: Any, **kwargs: Any) -> OperationRecording | None:
+    def _backward_begins(self, tensors: Any, *args: Any, **kwargs: Any) -> _Backward | None:
         recording = self._mine()
-        if recording is not None:
-            recording.turn_off()
-            recording.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
-        return recording
+        if recording is None:
+            return None
+        was_on = recording.is_on
+        recording.turn_off()
+        recording.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+        return _Backward(recording, was_on)
 
     def _grad_begins(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> _Grad | None:
         recording = self._mine()
@@ -136,18 +148,16 @@ class OperationSource(RecorderListener):
     def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         recording = self._mine()
         if recording is not None:
+            self._goes_on = recording.is_on
             recording.turn_off()
-            gradients = [
-                each._replace(tensor=gradient, inputs=recording.arrived(each.tensor))
-                for each in self._held(optimizer)
-                if (gradient := each.tensor.grad) is not None
-            ]
-            recording.add_variables(GRADIENT, "gradient", gradients)
+            recording.add_gradients(self._held(optimizer))
 
     def _update_ends(self, optimizer: torch.optim.Optimizer) -> None:
         recording = self._mine()
         if recording is not None:
-            recording.add_variables(UPDATE, f"{type(optimizer).__name__}.step", self._held(optimizer))
+            recording.add_update(f"{type(optimizer).__name__}.step", self._held(optimizer))
+            if self._goes_on:
+                recording.turn_on()
 
     def _held(self, optimizer: torch.optim.Optimizer) -> list[Variable]:
         """The parameters of an optimizer, with their hyperparameters."""
@@ -177,5 +187,7 @@ class OperationSource(RecorderListener):
             recording.remove_hooks()
 
 
-def _end_backward(recording: OperationRecording, result: Any = None) -> None:
-    recording.remove_hooks()
+def _end_backward(backward: _Backward, result: Any = None) -> None:
+    backward.recording.backward_ends()
+    if backward.goes_on:
+        backward.recording.turn_on()

@@ -8,7 +8,7 @@ COLLISION = "the program uses a dispatch mode of its own"
 
 
 class DispatchRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
-    """Goes on the stack only where no other mode is. A subclass says what follows if the program uses one."""
+    """Goes on the stack only where no mode of the program is. A subclass says what follows if the program uses one."""
 
     @property
     def is_on(self) -> bool:
@@ -19,17 +19,25 @@ class DispatchRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         """Record the operations of this thread from now on, unless the recording is over."""
         if self._is_over() or self.is_on:
             return
-        if _get_current_dispatch_mode_stack():
-            self._collides(COLLISION)
-        else:
+        if all(isinstance(mode, DispatchRecording) for mode in _get_current_dispatch_mode_stack()):
             _push_mode(self)
+        else:
+            self._collides(COLLISION)
 
     def turn_off(self) -> None:
         """Record nothing until `turn_on`. Under a mode of the program, the mode stays and lets everything pass."""
-        stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self:
-            _pop_mode()
-        elif self.is_on:
+        above: list[DispatchRecording] = []
+        for mode in reversed(_get_current_dispatch_mode_stack()):
+            if mode is self:
+                for _ in range(len(above) + 1):
+                    _pop_mode()
+                for other in reversed(above):
+                    _push_mode(other)
+                return
+            if not isinstance(mode, DispatchRecording):
+                break
+            above.append(mode)
+        if self.is_on:
             self._collides(COLLISION)
 
     def _is_over(self) -> bool:

@@ -102,6 +102,11 @@ class StepTracker:
         return bool(self.updates)
 
     @property
+    def fetching(self) -> bool:
+        """Whether a batch is being fetched."""
+        return self._open_fetch >= 0
+
+    @property
     def window_step(self) -> int:
         """The step of the open window; of an undecided window, its step if it turns out to be training."""
         return self.step if self._stage == TRAIN else self.step + 1
