@@ -83,7 +83,7 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def elements(self) -> tuple[float, ...]:
-        """The first, the middle and the last element."""
+        """The first and the middle element, and the last or the one before it."""
         return _unpacked(self.packed_elements)
 
     @property

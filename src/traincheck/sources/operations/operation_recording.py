@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -86,10 +87,19 @@ class Variable(NamedTuple):
 
 
 class OperationRecording(DispatchRecording):
-    """Records one step of the thread that makes it. `incomplete` is why operations are missing."""
+    """Records one step of the thread that makes it. `incomplete` is why operations are missing.
+
+    `site` returns the current line of the program. Nothing is recorded while `pauses` is true. `last` are sketches of
+    the step before.
+    """
 
     def __init__(
-        self, step: int, catalog: VariableCatalog, site: Callable[[], str], pauses: Callable[[], bool] = lambda: False
+        self,
+        step: int,
+        catalog: VariableCatalog,
+        site: Callable[[], str],
+        pauses: Callable[[], bool] = lambda: False,
+        last: Mapping[int, Sketch] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.step = step
@@ -97,7 +107,7 @@ class OperationRecording(DispatchRecording):
         self._catalog, self._site, self._pauses = catalog, site, pauses
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._modules: list[nn.Module] = []
-        self._values = ValueTable()
+        self._values = ValueTable(last)
         self._operations: list[Operation] = []
         self._kinds: dict[Any, _Kind] = {}
         self._by_sequence: dict[int, list[Operation]] = {}
@@ -110,6 +120,11 @@ class OperationRecording(DispatchRecording):
     def is_of_this_thread(self) -> bool:
         """Whether this thread is the one that is recorded."""
         return threading.get_ident() == self._thread and os.getpid() == self._process
+
+    @property
+    def sketches(self) -> Mapping[int, Sketch]:
+        """The sketches of this step, by fingerprint."""
+        return self._values.by_fingerprint
 
     def finish(self) -> StepOperations:
         """End the recording, and return what it has."""

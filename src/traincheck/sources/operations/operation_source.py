@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN
-from traincheck.vocab.operations import StepOperations
+from traincheck.vocab.operations import Sketch, StepOperations
 
 _PLAIN = (bool, int, float, str, tuple)
 """Kinds of hyperparameters that are shown."""
@@ -52,6 +52,7 @@ class OperationSource(RecorderListener):
     def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, keep: Callable[[StepOperations], object]) -> None:
         self._calls, self._catalog, self._keep = calls, catalog, keep
         self._recording: OperationRecording | None = None
+        self._last: Mapping[int, Sketch] = {}  # of the step before
         self._goes_on = False  # after the update under way
 
     def offers(self) -> str | None:
@@ -109,7 +110,7 @@ class OperationSource(RecorderListener):
                 return
             self._catalog.module_name(module)  # names its parameters
             self._recording = OperationRecording(
-                step, self._catalog, recorder.sites.here, lambda: recorder.steps.fetching
+                step, self._catalog, recorder.sites.here, lambda: recorder.steps.fetching, self._last
             )
         recording = self._mine()
         if recording is None:
@@ -176,6 +177,7 @@ class OperationSource(RecorderListener):
         recording, self._recording = self._recording, None
         if recording is not None and cut.stage == TRAIN:
             self._keep(recording.finish())
+            self._last = recording.sketches
 
     def window_closed(self, cut: Cut) -> None:
         self._stop()

@@ -10,7 +10,8 @@ on all machines and in all versions of torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -22,12 +23,33 @@ PROJECTIONS = 8
 WIDTH = 1024
 _SEED = 20_241_118
 
-_signs: dict[tuple[torch.device, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+_signs: dict[tuple[torch.device, torch.dtype], _Signs] = {}
 
 
-def sketches(tensors: Sequence[torch.Tensor]) -> list[Sketch]:
-    """A sketch of each tensor. Waits for an accelerator. Call inside `hidden_from_modes()`."""
-    return [_sketch(tensor, fingerprint) for tensor, fingerprint in zip(tensors, fingerprints(tensors), strict=True)]
+class _Signs(NamedTuple):
+    """Signs of rows (a column for each), and of columns (a row for each projection). Both end with a row of ones, which
+    computes sums."""
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    first: float  # the sign of the first row
+
+
+def sketches(tensors: Sequence[torch.Tensor], known: MutableMapping[int, Sketch] | None = None) -> list[Sketch]:
+    """A sketch of each tensor. Waits for an accelerator. Call inside `hidden_from_modes()`.
+
+    `known` are sketches by fingerprint, which are not computed again. New ones are added.
+    """
+    known = {} if known is None else known
+    made = []
+    for tensor, fingerprint in zip(tensors, fingerprints(tensors), strict=True):
+        sketch = known.get(fingerprint) if fingerprint is not None else None
+        if sketch is None:
+            sketch = _sketch(tensor, fingerprint)
+            if sketch.fingerprint is not None:
+                known[sketch.fingerprint] = sketch
+        made.append(sketch)
+    return made
 
 
 def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
@@ -38,21 +60,20 @@ def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
     numbers = _numbers(dense.detach())
     placement = placement_of(tensor, dense)
     if placement is None:
-        total, norm, projections = _project(numbers)
+        projections, factor = _project(numbers)
     else:
-        fingerprint = None
-        total, norm, projections = _project_at(numbers, placement.positions(dense.device))
-    last = numbers.numel() - 1
-    elements = torch.stack([numbers[position] for position in sorted({0, last // 2, last})])
-    values = torch.cat([total.reshape(1), norm.reshape(1), projections, elements.to(total.dtype)]).tolist()
+        projections, factor = _project_at(numbers, placement.positions(dense.device)), 1.0
+    elements = numbers.as_strided((min(numbers.numel(), 3),), (max((numbers.numel() - 1) // 2, 1),))
+    norm = torch.linalg.vector_norm(numbers)
+    values = torch.cat([projections, norm.reshape(1), elements]).tolist()
     return Sketch(
         kind,
         shape,
-        fingerprint,
-        values[0],
-        values[1],
-        packed(values[2 : 2 + PROJECTIONS]),
-        packed(values[2 + PROJECTIONS :]),
+        None if placement is not None else fingerprint,
+        values[PROJECTIONS],
+        values[PROJECTIONS + 1],
+        packed(factor * value for value in values[:PROJECTIONS]),
+        packed(values[PROJECTIONS + 2 :]),
         0.0 if placement is None else placement.share,
         placement is not None and placement.partial,
     )
@@ -66,37 +87,46 @@ def _numbers(dense: torch.Tensor) -> torch.Tensor:
     return dense.reshape(-1).to(wide)
 
 
-def _project(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _project(numbers: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The projections and the sum, and a factor of the projections. Each element is read once."""
     rows, rest = divmod(numbers.numel(), WIDTH)
-    row_signs, column_signs = _signs_for(numbers, rows + 1)
-    folded = numbers[rows * WIDTH :] * row_signs[rows]
-    if rows:
-        whole = row_signs[:rows] @ numbers[: rows * WIDTH].view(rows, WIDTH)
-        whole[:rest] += folded
-        folded = whole
-    projections = column_signs[:, : folded.numel()] @ folded
-    return numbers.sum(), torch.linalg.vector_norm(numbers), projections
+    signs = _signs_for(numbers, rows + 1)
+    if not rows:
+        return signs.columns[:, :rest] @ numbers, signs.first
+    folded = signs.rows[:, :rows] @ numbers[: rows * WIDTH].view(rows, WIDTH)
+    if rest:
+        folded[:, :rest].addr_(signs.rows[:, rows], numbers[rows * WIDTH :])
+    projections = signs.columns @ folded[0]
+    projections[-1] = folded[1].sum()
+    return projections, 1.0
 
 
-def _project_at(numbers: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _project_at(numbers: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """As `_project`, for elements at these positions of a larger tensor."""
     rows, columns = positions // WIDTH, positions % WIDTH
-    row_signs, column_signs = _signs_for(numbers, int(rows.max()) + 1)
-    signed = numbers * row_signs[rows]
-    projections = torch.stack([(signed * signs[columns]).sum() for signs in column_signs])
-    return numbers.sum(), torch.linalg.vector_norm(numbers), projections
+    signs = _signs_for(numbers, int(rows.max()) + 1)
+    signed = numbers * signs.rows[0, rows]
+    projections = [(signed * of_columns[columns]).sum() for of_columns in signs.columns[:-1]]
+    return torch.stack([*projections, numbers.sum()])
 
 
-def _signs_for(numbers: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Signs of at least so many rows, and of the columns for each projection."""
+def _signs_for(numbers: torch.Tensor, rows: int) -> _Signs:
+    """The signs of at least so many rows, and of the columns."""
     key = numbers.device, numbers.dtype
     known = _signs.get(key)
-    if known is None or known[0].numel() < rows:
+    if known is None or known.rows.shape[1] < rows:
         count = 1 << max(rows - 1, 255).bit_length()
-        row_signs = _hashed_signs(_SEED, count).to(numbers.device, numbers.dtype)
-        column_signs = _hashed_signs(_SEED + 1, PROJECTIONS * WIDTH).to(numbers.device, numbers.dtype)
-        known = _signs[key] = row_signs, column_signs.view(PROJECTIONS, WIDTH)
+        of_rows = _with_ones(_hashed_signs(_SEED, count).view(1, count))
+        of_columns = _with_ones(_hashed_signs(_SEED + 1, PROJECTIONS * WIDTH).view(PROJECTIONS, WIDTH))
+        first = float(of_rows[0, 0])
+        known = _signs[key] = _Signs(
+            of_rows.to(numbers.device, numbers.dtype), of_columns.to(numbers.device, numbers.dtype), first
+        )
     return known
+
+
+def _with_ones(signs: torch.Tensor) -> torch.Tensor:
+    return torch.cat([signs, torch.ones(1, signs.shape[1])])
 
 
 def _hashed_signs(seed: int, count: int) -> torch.Tensor:

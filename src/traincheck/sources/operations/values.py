@@ -6,7 +6,8 @@ A tensor that an operation writes gets a new value. Tensors that show the same e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,16 +36,22 @@ class _Known(NamedTuple):
 
 
 class ValueTable:
-    """The values of one step, with their sketches. Call its methods inside `hidden_from_modes()`."""
+    """The values of one step, with their sketches. Call its methods inside `hidden_from_modes()`.
 
-    def __init__(self) -> None:
+    `last` are sketches of the step before, by fingerprint: most of its parameters are still the same.
+    """
+
+    def __init__(self, last: Mapping[int, Sketch]) -> None:
         self.sketches: list[Sketch] = []
+        self.by_fingerprint: dict[int, Sketch] = {}
+        self._known = ChainMap(self.by_fingerprint, dict(last))
         self._tensors: dict[int, _Known] = {}
         self._memory: dict[tuple[Any, ...], _Known] = {}  # by the elements
 
     def add(self, tensors: Sequence[torch.Tensor], *, written: bool = False) -> tuple[int, ...]:
         """The numbers of new values, which these tensors hold from now on; `written` if an operation wrote them."""
-        made = sketches(tensors)
+        made = sketches(tensors, self._known)
+        self.by_fingerprint.update((each.fingerprint, each) for each in made if each.fingerprint is not None)
         return tuple(self._add(tensor, sketch, written) for tensor, sketch in zip(tensors, made, strict=True))
 
     def _add(self, tensor: torch.Tensor, sketch: Sketch, written: bool) -> int:
