@@ -1,7 +1,7 @@
 """python -m benchmarks.comparisons [--pairs 40] [--jobs 2]: does `traincheck compare` name where an error begins?
 
 A pair is a program of the corpus and a mutant of it, by an operator that is not reserved, see pairs.py. Each clean
-program is also compared with itself.
+program is also compared with itself. Other pairs are a small GPT and a port of it, right or with an error, see ports.py.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.comparisons.pairs import COUNTED, Pair, compare_program
+from benchmarks.comparisons.ports import PortResult, compare_ports
 from benchmarks.corpus.__main__ import results
 from benchmarks.corpus.running import lay_out
 from benchmarks.detection.recordings import ROOT
@@ -54,15 +56,25 @@ def main() -> int:
             pairs += found
             texts = [f"{pair.operator}: {pair.outcome} {pair.found}".strip() for pair in found]
             print(f"{program.program.name}: itself {twin}; {'; '.join(texts)}", flush=True)
-    figures = summary(pairs, twins)
+    shutil.rmtree(folder / "ports", ignore_errors=True)
+    ports = []
+    for port in compare_ports(folder / "ports"):
+        ports.append(port)
+        print(f"{port.port}: right {port.right}; wrong {port.wrong}", flush=True)
+    figures = summary(pairs, twins, ports)
     print(json.dumps(figures, indent=2))
     if chosen.keep:
-        data = {"machine": machine(), **figures, "pairs": [asdict(pair) for pair in pairs]}
+        data = {
+            "machine": machine(),
+            **figures,
+            "pairs": [asdict(pair) for pair in pairs],
+            "ports": [port._asdict() for port in ports],
+        }
         RESULTS.write_text(json.dumps(data, indent=2) + "\n")
     return 0
 
 
-def summary(pairs: Sequence[Pair], twins: Sequence[str]) -> dict[str, Any]:
+def summary(pairs: Sequence[Pair], twins: Sequence[str], ports: Sequence[PortResult]) -> dict[str, Any]:
     """The counts of outcomes."""
     counted = [pair for pair in pairs if pair.outcome in COUNTED]
     outcomes = [pair.outcome for pair in counted]
@@ -70,6 +82,8 @@ def summary(pairs: Sequence[Pair], twins: Sequence[str]) -> dict[str, Any]:
         "counted": len(counted),
         "outcomes": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
         "with themselves": {result: twins.count(result) for result in sorted(set(twins))},
+        "right ports": {"equal": sum(port.equal for port in ports), "of": len(ports)},
+        "wrong ports": {"named": sum(port.named for port in ports), "of": len(ports)},
     }
 
 

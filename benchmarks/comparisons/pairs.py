@@ -25,6 +25,7 @@ from benchmarks.mutants.script import Script
 from traincheck.comparison.run_comparison import DIFFERENT, SAME, compare_runs
 from traincheck.comparison.step_comparison import Difference
 from traincheck.errors import TrainCheckError
+from traincheck.trace.operation_files import read_operations
 from traincheck.vocab.operations import BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE
 
 NAMED, ELSEWHERE, OTHER_STEP, MISSED = COUNTED = ("named", "elsewhere", "other step", "missed")
@@ -104,7 +105,7 @@ def compare_mutant(
     if code:
         return Pair(operator.name, "crashed")
     comparison = compare_runs(work / "first", run)
-    size = sum(file.stat().st_size for file in run.glob("operations-*")) / max(len(comparison.steps), 1) / 1e3
+    size = kilobytes_a_step(run)
     shutil.rmtree(run, ignore_errors=True)
     step = min(differing)
     if comparison.result != DIFFERENT:
@@ -115,7 +116,14 @@ def compare_mutant(
     )
     right = is_named(first, clean.text, text, operator.kind)
     outcome = ELSEWHERE if not right else NAMED if first.step == step else OTHER_STEP
-    return Pair(operator.name, outcome, step, found, len(comparison.origins), round(size, 1))
+    return Pair(operator.name, outcome, step, found, len(comparison.origins), size)
+
+
+def kilobytes_a_step(run: Path) -> float:
+    """The size of the sketches of a run, for each step of each process."""
+    files = list(run.glob("operations-*"))
+    steps = sum(1 for file in files for _ in read_operations(file))
+    return round(sum(file.stat().st_size for file in files) / max(steps, 1) / 1e3, 1)
 
 
 def is_named(origin: Difference, before: str, after: str, kind: str) -> bool:

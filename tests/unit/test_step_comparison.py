@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -13,14 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from recorded_operations import compare_one_rank, recorded
 from traincheck.comparison.report import lines
-from traincheck.comparison.run_comparison import DIFFERENT, ROUNDING, SAME, Comparison, compare_steps
+from traincheck.comparison.run_comparison import DIFFERENT, ROUNDING, SAME, Comparison
 from traincheck.comparison.step_comparison import CODE, DATA, GRADIENTS, INITIALISATION, RANDOM
-from traincheck.sources.operations.operation_source import OperationSource
-from traincheck.sources.recording.call_sites import CallSites
-from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.registry import attach, build_all
-from traincheck.vocab.demand import NOTHING
 from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE, StepOperations
 
 STEPS = 3
@@ -72,20 +67,6 @@ def _scale(parameter: torch.Tensor, by: float) -> None:
         parameter.grad *= by
 
 
-@contextmanager
-def recorded(into: list[StepOperations]) -> Iterator[None]:
-    """Record the operations of the steps inside."""
-    recorder = Recorder(CallSites(()), lambda window: None, lambda source, error: pytest.fail(f"{source}: {error!r}"))
-    built = build_all(recorder, lambda: None, installed=False, operations=into.append)
-    assert any(isinstance(source, OperationSource) for source in built.sources)
-    undo, _ = attach(built.sources, NOTHING, recorder)
-    try:
-        yield
-        recorder.finish()
-    finally:
-        undo.close()
-
-
 def run(
     make: Callable[[], nn.Module] = Net,
     *,
@@ -133,7 +114,7 @@ def run(
 
 
 def compared(*others: Callable[[], nn.Module], **changes: float | int | torch.dtype) -> Comparison:
-    return compare_steps(run()[0], run(*others, **changes)[0])  # type: ignore[arg-type]
+    return compare_one_rank(run()[0], run(*others, **changes)[0])  # type: ignore[arg-type]
 
 
 def test_the_recording_changes_no_bit() -> None:
@@ -229,7 +210,7 @@ def test_a_wrong_backward_is_named() -> None:
         def activate(self, x: torch.Tensor) -> torch.Tensor:
             return _Halved.apply(x)
 
-    comparison = compare_steps(run(Right)[0], run(Wrong)[0])
+    comparison = compare_one_rank(run(Right)[0], run(Wrong)[0])
     (origin,) = comparison.origins
     assert origin.operation.phase == BACKWARD and origin.kind == CODE
     assert [each.name for each in origin.others_a] == ["_SquareBackward"]
@@ -247,7 +228,7 @@ def test_memory_without_values_is_not_compared() -> None:
     values = {each.name: steps[0].values[each.outputs[0]] for each in steps[0].operations if each.phase == FORWARD}
     assert not values["empty"].packed_projections and not values["slice"].packed_projections
     assert values["copy_"].packed_projections and values["gelu"].packed_projections
-    assert compare_steps(steps, run(Padded)[0]).result == SAME
+    assert compare_one_rank(steps, run(Padded)[0]).result == SAME
 
 
 def test_parameters_that_change_within_a_step_are_compared_in_order() -> None:
@@ -262,20 +243,20 @@ def test_parameters_that_change_within_a_step_are_compared_in_order() -> None:
             return self.layer(x)
 
     steps, _ = run(Twice)
-    assert compare_steps(steps, run(Twice)[0]).result == SAME
+    assert compare_one_rank(steps, run(Twice)[0]).result == SAME
 
 
 def test_an_update_that_one_run_lacks_is_an_origin() -> None:
     (first, *_), _ = run()
     computed = tuple(each for each in first.operations if each.phase != UPDATE)
-    comparison = compare_steps([first], [StepOperations(first.step, first.values, computed)])
+    comparison = compare_one_rank([first], [StepOperations(first.step, first.values, computed)])
     assert comparison.result == DIFFERENT
     assert {(each.kind, each.operation.phase, each.b) for each in comparison.origins} == {(CODE, UPDATE, None)}
     assert any("nothing" in line for line in lines(comparison, "first", "second"))
 
 
 def test_an_average_that_is_updated_differently_is_an_origin() -> None:
-    comparison = compare_steps(run(average=0.1)[0], run(average=0.2)[0])
+    comparison = compare_one_rank(run(average=0.1)[0], run(average=0.2)[0])
     assert {(each.kind, each.operation.name, each.operation.phase) for each in comparison.origins} == {
         (CODE, "lerp_", FORWARD)
     }
@@ -288,7 +269,7 @@ def test_an_average_that_one_run_does_not_update_is_an_origin() -> None:
     for index, operation in enumerate(kept):
         if operation.phase == AFTER:
             kept[index] = msgspec.structs.replace(operation, inputs=before.get(operation.module, operation.inputs))
-    comparison = compare_steps([first], [StepOperations(first.step, first.values, tuple(kept))])
+    comparison = compare_one_rank([first], [StepOperations(first.step, first.values, tuple(kept))])
     assert comparison.result == DIFFERENT
     assert {each.name for origin in comparison.origins for each in origin.others_a} == {"lerp_"}
     assert not any(origin.others_b for origin in comparison.origins)

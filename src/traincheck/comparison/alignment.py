@@ -54,22 +54,15 @@ def _key(operation: Operation, rename: Rename) -> tuple[str, str, str]:
     return operation.phase, operation.name, place
 
 
+def is_of_variable(operation: Operation) -> bool:
+    """Whether an operation is a value of a variable: a parameter, a buffer, or a gradient."""
+    if operation.name == INPUT:
+        return False
+    return operation.phase in (BEFORE, GRADIENT, UPDATE, AFTER) or operation.name == ACCUMULATED
+
+
 def _variable(operation: Operation, rename: Rename) -> tuple[str, str, str] | None:
-    """A key of the value of a variable; None for operations, and for inputs, which have no name."""
-    is_variable = operation.phase in (BEFORE, GRADIENT, UPDATE, AFTER) or operation.name == ACCUMULATED
-    if not is_variable or operation.name == INPUT:
+    """A key of the value of a variable; None for other operations."""
+    if not is_of_variable(operation):
         return None
     return operation.phase, operation.name, rename(operation.module)
-
-
-def renaming(a: Sequence[Operation], b: Sequence[Operation]) -> dict[str, str]:
-    """The outermost modules of `b` by the names that they have in `a`, where each run has one that the other lacks."""
-    own, other = _roots(a), _roots(b)
-    only_own = [root for root in own if root not in other]
-    only_other = [root for root in other if root not in own]
-    return dict(zip(only_other, only_own, strict=True)) if len(only_own) == len(only_other) else {}
-
-
-def _roots(operations: Sequence[Operation]) -> list[str]:
-    names = (operation.module for operation in operations if operation.name != INPUT)
-    return list(dict.fromkeys(name.partition(".")[0] for name in names if name))

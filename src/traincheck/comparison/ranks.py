@@ -35,7 +35,7 @@ class PartsOfRanks(Sketch, frozen=True):
         if summands and all(part.size == size and part.packed_projections for part in self.parts):
             possible += [_sum(self.parts, factor) for factor in (1.0, 1.0 / count)]
         elif sum(part.size for part in self.parts) == size:
-            possible += [_shards(self.parts, factor) for factor in ((1.0, 1.0 / count) if summands else (1.0,))]
+            possible += [concatenated(self.parts, factor) for factor in ((1.0, 1.0 / count) if summands else (1.0,))]
         return possible
 
 
@@ -97,7 +97,8 @@ def _sum(
     )
 
 
-def _shards(parts: Sequence[Sketch], factor: float) -> Sketch:
+def concatenated(parts: Sequence[Sketch], factor: float = 1.0) -> Sketch:
+    """The concatenation of parts in unknown order, each multiplied by a factor: only its size, sum and norm."""
     total = factor * sum(part.total for part in parts)
     norm = factor * math.sqrt(sum(part.norm**2 for part in parts))
     return Sketch(parts[0].dtype, (sum(part.size for part in parts),), None, total, norm)

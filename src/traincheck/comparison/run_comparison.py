@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from traincheck.comparison.alignment import Rename, renaming
-from traincheck.comparison.ranks import joined
+from traincheck.comparison.layouts import Layouts, joined_alike
 from traincheck.comparison.step_comparison import Difference, StepComparison
 from traincheck.errors import NothingToCompare
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.operation_files import read_operations
 from traincheck.vocab.operations import BEFORE, INPUT, StepOperations
+
+Ranks = tuple[StepOperations, ...]
+"""A step of all ranks."""
 
 SAME, ROUNDING, DIFFERENT = "same", "rounding", "different"
 """Results: equal bits; equal within what rounding explains; different."""
@@ -60,15 +62,13 @@ def compare_runs(a: Path, b: Path) -> Comparison:
     return compare_steps(_steps(a), _steps(b), (a, b))
 
 
-def _steps(path: Path) -> list[StepOperations]:
-    """The steps of a run; those of several ranks joined."""
+def _steps(path: Path) -> list[Ranks]:
+    """The steps of a run that all ranks have sketched, each of all ranks."""
     ranks = [list(read_operations(file)) for file in RunFolder.open(path).first_operation_files()]
     if not all(ranks) or not ranks:
         raise NothingToCompare(path, "it has no sketches of operations")
-    if len(ranks) == 1:
-        return ranks[0]
     by_step = [{step.step: step for step in steps} for steps in ranks]
-    return [joined([steps[number] for steps in by_step]) for number in by_step[0] if all(map(_has(number), by_step))]
+    return [tuple(steps[number] for steps in by_step) for number in by_step[0] if all(map(_has(number), by_step))]
 
 
 def _has(number: int) -> Callable[[dict[int, StepOperations]], bool]:
@@ -76,44 +76,38 @@ def _has(number: int) -> Callable[[dict[int, StepOperations]], bool]:
 
 
 def compare_steps(
-    a: Sequence[StepOperations],
-    b: Sequence[StepOperations],
+    a: Sequence[Ranks],
+    b: Sequence[Ranks],
     paths: tuple[Path, Path] = (Path("A"), Path("B")),
 ) -> Comparison:
     """Compare sketched steps of two runs, see `compare_runs`."""
-    others = {step.step: step for step in b}
-    common = [(step, others[step.step]) for step in a if step.step in others]
+    others = {ranks[0].step: ranks for ranks in b}
+    common = [(ranks, others[ranks[0].step]) for ranks in a if ranks[0].step in others]
     if not common:
         raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {paths[0]}")
-    names = renaming(common[0][0].operations, common[0][1].operations)
-    rename = _rename(names)
+    layouts: Layouts | None = None
     results: list[StepResult] = []
-    incomplete = tuple(dict.fromkeys(step.incomplete for pair in common for step in pair if step.incomplete))
+    incomplete = tuple(
+        dict.fromkeys(each.incomplete for pair in common for ranks in pair for each in ranks if each.incomplete)
+    )
     before: dict[str, float] | None = None
     last = 0
-    for own, other in common:
+    for ranks in common:
+        own, other = joined_alike(*ranks)
+        layouts = layouts or Layouts(own, other)
+        own, other = layouts.apply(own, other)
         adjacent = own.step == last + 1
-        compared = StepComparison(own, other, rename, before if adjacent else None)
+        compared = StepComparison(own, other, layouts.renaming, before if adjacent else None)
         all_same = all(result.rounding == result.different == 0 for result in results)
         results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
         origins = compared.origins if adjacent or all_same else [each for each in compared.origins if not _old(each)]
         if origins:
-            return Comparison(tuple(results), tuple(origins), tuple(compared.victims), last, incomplete, names)
+            return Comparison(tuple(results), tuple(origins), tuple(compared.victims), last, incomplete, layouts.shown)
         before, last = compared.updated, own.step
-    return Comparison(tuple(results), incomplete=incomplete, renamed=names)
+    return Comparison(tuple(results), incomplete=incomplete, renamed=layouts.shown if layouts else {})
 
 
 def _old(origin: Difference) -> bool:
     """Whether a difference may be older than its step: rounding grew in steps that were not sketched."""
     operation = origin.operation
     return (operation.phase == BEFORE and operation.name != INPUT) or math.isinf(origin.inputs)
-
-
-def _rename(names: dict[str, str]) -> Rename:
-    def rename(name: str) -> str:
-        for old, new in names.items():
-            if name == old or name.startswith(f"{old}."):
-                return new + name[len(old) :]
-        return name
-
-    return rename

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from traincheck.comparison.alignment import Pair, Rename, aligned
 from traincheck.comparison.distance import AMPLIFIES, distance, rounding
@@ -43,6 +44,9 @@ the backwards are equal, and the gradients that an optimizer gets are not. *Numb
 
 ROUNDED = 1e-4
 """Explained differences up to this one count as rounding, others as victims."""
+
+SURE = 0.01
+"""With less uncertainty than this, another input of an operation is another value, not the same with rounding."""
 
 UPDATE_AMPLIFIES = 1000.0
 """An update may divide a gradient by its own size, so that elements near zero take full steps in any direction."""
@@ -176,6 +180,9 @@ class StepComparison:
         stretch = self._stretch_before(a, b) if explained else None
         if stretch is not None:
             self.origins.append(stretch)
+        elif explained and not self.origins and self._takes_another_value(a, b):
+            difference = replace(difference, kind=CODE)
+            explained = False
         (self.victims if explained else self.origins).append(difference)
 
     # -- distances -------------------------------------------------------------------------------------------------
@@ -195,7 +202,8 @@ class StepComparison:
         if operation.phase != BACKWARD:
             return 0.0
         producers, operations, values = self._producers[0], self._a.operations, self._a.values
-        norms = (values[each].norm for each in operation.inputs if operations[producers[each]].phase == BACKWARD)
+        made = [each for each in operation.inputs if each in producers]
+        norms = (values[each].norm for each in made if operations[producers[each]].phase == BACKWARD)
         return max(filter(math.isfinite, norms), default=0.0)
 
     def _input_distance(self, a: Operation, b: Operation) -> float:
@@ -241,6 +249,36 @@ class StepComparison:
                 )
         return None
 
+    def _takes_another_value(self, a: Operation, b: Operation) -> bool:
+        """Whether an operation takes a value in the first run, and another in the second, and both runs have both.
+
+        Then no other operation begins the difference.
+        """
+        if a.phase not in (FORWARD, BACKWARD) or len(a.inputs) != len(b.inputs):
+            return False
+        for x, y in zip(a.inputs, b.inputs, strict=True):
+            own, other = self._a.values[x], self._b.values[y]
+            is_other = own.size > 1 and AMPLIFIES * self._uncertain.get(x, 0.0) < SURE and not _is_near(own, other)
+            if is_other and self._exists(1, own, before=b.outputs[0]) and self._exists(0, other, before=a.outputs[0]):
+                return True
+        return False
+
+    def _exists(self, run: int, sketch: Sketch, before: int) -> bool:
+        """Whether a run has a value that is near, before another value."""
+        values = (self._a, self._b)[run].values
+        same_size = self._by_size[run].get(sketch.size, ())
+        return any(number < before and _is_near(sketch, values[number]) for number in same_size)
+
+    @cached_property
+    def _by_size(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """The values of each run that can be compared, by size."""
+        runs: tuple[dict[int, list[int]], dict[int, list[int]]] = {}, {}
+        for by_size, step in zip(runs, (self._a, self._b), strict=True):
+            for number, sketch in enumerate(step.values):
+                if sketch.packed_projections:
+                    by_size.setdefault(sketch.size, []).append(number)
+        return runs
+
     def _back(self, run: int, value: int) -> tuple[list[int], list[int]]:
         """The operations without a partner that computed a value, in order, and the values that they began with."""
         operations = (self._a, self._b)[run].operations
@@ -263,10 +301,14 @@ def _producers(operations: Sequence[Operation]) -> dict[int, int]:
     return {value: index for index, operation in enumerate(operations) for value in operation.outputs}
 
 
+def _is_near(a: Sketch, b: Sketch) -> bool:
+    return distance(a, b) <= rounding([a, b], [])
+
+
 def _all_near(a: Sequence[Sketch], b: Sequence[Sketch]) -> bool:
     """Whether each value of the smaller set has an equal one in the other."""
     few, many = sorted((a, b), key=len)
-    return all(any(distance(x, y) <= rounding([x, y], []) for y in many) for x in few)
+    return all(any(_is_near(x, y) for y in many) for x in few)
 
 
 def _kind(a: Operation, b: Operation) -> str:
