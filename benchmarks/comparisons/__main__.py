@@ -1,7 +1,7 @@
 """python -m benchmarks.comparisons [--pairs 40] [--jobs 2]: does `traincheck compare` name where an error begins?
 
 A pair is a program of the corpus and a mutant of it, by an operator that is not reserved, see pairs.py. Each clean
-program is also compared with itself. Other pairs are a small GPT and a port of it, right or with an error, see ports.py.
+program is also compared with itself. Other pairs are a small GPT and a port of it, right or with an error (ports.py).
 """
 
 from __future__ import annotations
