@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from traincheck.comparison.alignment import Rename, renaming
+from traincheck.comparison.marks import MarkComparison, compare_marks, marks_of_run
 from traincheck.comparison.ranks import joined
+from traincheck.comparison.shared_names import share_modules, with_equal_names
 from traincheck.comparison.step_comparison import Difference, StepComparison
 from traincheck.errors import NothingToCompare
 from traincheck.trace.folder import RunFolder
@@ -42,29 +44,37 @@ class Comparison:
     since: int = 0
     incomplete: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
+    marks: MarkComparison = MarkComparison()
 
     @property
     def result(self) -> str:
         """SAME, ROUNDING or DIFFERENT."""
-        if self.origins:
+        if self.origins or self.marks.first is not None:
             return DIFFERENT
-        return ROUNDING if any(step.rounding or step.different for step in self.steps) else SAME
+        rounded = self.marks.rounding or any(step.rounding or step.different for step in self.steps)
+        return ROUNDING if rounded else SAME
 
 
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare two runs of one rank or several.
 
-    Raises NothingToCompare if a run has no sketched operations, or the runs have no sketched step in common, and the
-    errors of `RunFolder`.
+    Runs with common marks need no step in common. If such runs have no module in common either, steps are compared
+    where names are equal. Raises NothingToCompare if a run has no sketched operations, or the runs have no sketched
+    step in common, and the errors of `RunFolder`.
     """
-    return compare_steps(_steps(a), _steps(b), (a, b))
+    marks = compare_marks(marks_of_run(a), marks_of_run(b))
+    steps = _steps(a), _steps(b)
+    for path, of_run in zip((a, b), steps, strict=True):
+        if not of_run and not marks.compared:
+            raise NothingToCompare(path, "it has no sketches of operations, and no marks that the other run has")
+    return compare_steps(*steps, (a, b), marks)
 
 
 def _steps(path: Path) -> list[StepOperations]:
     """The steps of a run; those of several ranks joined."""
     ranks = [list(read_operations(file)) for file in RunFolder.open(path).first_operation_files()]
     if not all(ranks) or not ranks:
-        raise NothingToCompare(path, "it has no sketches of operations")
+        return []
     if len(ranks) == 1:
         return ranks[0]
     by_step = [{step.step: step for step in steps} for steps in ranks]
@@ -79,14 +89,17 @@ def compare_steps(
     a: Sequence[StepOperations],
     b: Sequence[StepOperations],
     paths: tuple[Path, Path] = (Path("A"), Path("B")),
+    marks: MarkComparison = MarkComparison(),
 ) -> Comparison:
-    """Compare sketched steps of two runs, see `compare_runs`."""
+    """Compare sketched steps of two runs, whose marks are compared already; see `compare_runs`."""
     others = {step.step: step for step in b}
     common = [(step, others[step.step]) for step in a if step.step in others]
-    if not common:
+    if not common and not marks.compared:
         raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {paths[0]}")
-    names = renaming(common[0][0].operations, common[0][1].operations)
+    names = renaming(common[0][0].operations, common[0][1].operations) if common else {}
     rename = _rename(names)
+    if marks.compared and not share_modules(common, rename):
+        common = with_equal_names(common, rename)
     results: list[StepResult] = []
     incomplete = tuple(dict.fromkeys(step.incomplete for pair in common for step in pair if step.incomplete))
     before: dict[str, float] | None = None
@@ -98,9 +111,10 @@ def compare_steps(
         results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
         origins = compared.origins if adjacent or all_same else [each for each in compared.origins if not _old(each)]
         if origins:
-            return Comparison(tuple(results), tuple(origins), tuple(compared.victims), last, incomplete, names)
+            victims = tuple(compared.victims)
+            return Comparison(tuple(results), tuple(origins), victims, last, incomplete, names, marks)
         before, last = compared.updated, own.step
-    return Comparison(tuple(results), incomplete=incomplete, renamed=names)
+    return Comparison(tuple(results), incomplete=incomplete, renamed=names if common else {}, marks=marks)
 
 
 def _old(origin: Difference) -> bool:

@@ -52,6 +52,13 @@ def sketches(tensors: Sequence[torch.Tensor], known: MutableMapping[int, Sketch]
     return made
 
 
+def elements(tensor: torch.Tensor) -> bytes:
+    """All elements of a tensor, packed as those of a sketch; empty if they cannot be read. Waits for an accelerator.
+    Call inside `hidden_from_modes()`."""
+    dense = local_tensor(tensor)
+    return b"" if dense is None else packed(_numbers(dense.detach()).tolist())
+
+
 def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
     kind, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     dense = local_tensor(tensor)
