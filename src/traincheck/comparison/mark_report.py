@@ -61,7 +61,7 @@ def _describe(difference: MarkDifference, a: str, b: str) -> Iterator[str]:
 def _place(value: MarkedValue) -> str:
     mark = value.first
     step = f"step {mark.step}" if mark.step else "outside training steps"
-    ranks = f", {len(value.parts)} ranks" if len(value.parts) > 1 else ""
+    ranks = f", {value.ranks} ranks" if value.ranks > 1 else ""
     return f"{step}{f', at {mark.site}' if mark.site else ''}{ranks}"
 
 
@@ -160,7 +160,7 @@ def _run(value: MarkedValue) -> dict[str, Any]:
         "precision": mark.precision,
         "shape": list(mark.sketch.shape),
         "norm": _number(mark.sketch.norm),
-        "ranks": len(value.parts),
+        "ranks": value.ranks,
     }
 
 

@@ -39,10 +39,11 @@ distributions double it."""
 
 @dataclass(frozen=True)
 class MarkedValue:
-    """A marked value of a run; `parts` are those of its ranks."""
+    """A marked value of a run. `parts` are those of its ranks, or that of the first rank if all hold the same."""
 
     parts: tuple[Mark, ...]
     sketch: Sketch
+    ranks: int = 1
 
     @property
     def first(self) -> Mark:
@@ -112,30 +113,43 @@ class MarkComparison:
         return self.same + self.rounding + self.behind + (self.first is not None)
 
 
+NO_MARKS = MarkComparison()
+
+
 def marks_of_run(path: Path) -> RunMarks:
-    """The marks of a run, those of several ranks joined.
+    """The marks of a run, see `marks_of_ranks`. Raises the errors of `RunFolder`."""
+    files_by_rank = RunFolder.open(path).mark_files().values()
+    return marks_of_ranks([[mark for file in files for mark in read_marks(file)] for files in files_by_rank])
 
-    They are in the order of their steps, and in a step in the order of ranks. Raises the errors of `RunFolder`.
+
+def marks_of_ranks(ranks: Sequence[Iterable[Mark]]) -> RunMarks:
+    """The marks of several ranks, joined: in the order of their steps, and in a step in the order of ranks.
+
+    If several processes of a rank have the same mark, that of the first counts.
     """
-    ranks = [_of_rank(files) for files in RunFolder.open(path).mark_files().values()]
-    keys = {}
-    for rank, marks in reversed([*enumerate(ranks)]):  # the first rank with a mark decides
-        steps = accumulate((mark.step for mark in marks.values()), max)  # evaluations have no number
-        keys.update({key: (step, rank, index) for index, (key, step) in enumerate(zip(marks, steps, strict=True))})
-    values = {}
-    for key in sorted(keys, key=keys.__getitem__):
-        parts = tuple(marks[key] for marks in ranks if key in marks)
-        values[key] = MarkedValue(parts, join([part.sketch for part in parts]) if len(parts) > 1 else parts[0].sketch)
-    return RunMarks(values, max(len(ranks), 1), any(len(marks) >= MAX_MARKS for marks in ranks))
+    by_rank: list[dict[tuple[str, int], Mark]] = [{} for _ in ranks]
+    for marks, own in zip(ranks, by_rank, strict=True):
+        for mark in marks:
+            own.setdefault((mark.name, mark.occurrence), mark)
+    order: dict[tuple[str, int], tuple[int, int, int]] = {}
+    for rank, own in reversed([*enumerate(by_rank)]):  # the first rank with a mark decides
+        steps = accumulate((mark.step for mark in own.values()), max)  # evaluations have no number
+        order.update({key: (step, rank, index) for index, (key, step) in enumerate(zip(own, steps, strict=True))})
+    values = {key: _joined([own[key] for own in by_rank if key in own]) for key in sorted(order, key=order.__getitem__)}
+    return RunMarks(values, max(len(by_rank), 1), any(len(own) >= MAX_MARKS for own in by_rank))
 
 
-def _of_rank(files: Iterable[Path]) -> dict[tuple[str, int], Mark]:
-    """The marks of a rank; of several processes with the same mark, that of the first."""
-    marks: dict[tuple[str, int], Mark] = {}
-    for file in files:
-        for mark in read_marks(file):
-            marks.setdefault((mark.name, mark.occurrence), mark)
-    return marks
+def _joined(parts: Sequence[Mark]) -> MarkedValue:
+    """What several ranks hold of a value. Parts with the same bits are the whole value, except counts: two ranks may
+    have the same number of tokens."""
+    first = parts[0].sketch
+    is_replicated = first.fingerprint is not None and all(
+        part.sketch.fingerprint == first.fingerprint for part in parts
+    )
+    is_count = first.size == 1 and all(element.is_integer() for element in first.elements)
+    if len(parts) == 1 or (is_replicated and not is_count):
+        return MarkedValue((parts[0],), first, len(parts))
+    return MarkedValue(tuple(parts), join([part.sketch for part in parts]), len(parts))
 
 
 def compare_marks(a: RunMarks, b: RunMarks) -> MarkComparison:
@@ -179,14 +193,19 @@ def _rounding(a: MarkedValue, b: MarkedValue, elements: Elements | None, before:
 
 
 def _distance(a: MarkedValue, b: MarkedValue, elements: Elements | None) -> float:
-    """The relative distance of two values. It is exact where all elements are known, and positions are row-major."""
+    """The relative distance of two values. It is exact where all elements are known, and positions are row-major.
+
+    Ranks may hold terms of a value only if the other run has another number of parts.
+    """
     if elements is None:
-        return distance(a.sketch, b.sketch)
-    if elements.largest in (0.0, math.inf):
-        found = elements.largest
+        exact = math.inf
+    elif elements.largest in (0.0, math.inf):
+        exact = elements.largest
     else:
-        found = max(map(_exact_distance, map(_numbers, a.parts), map(_numbers, b.parts)))
-    return found if len(a.parts) == 1 else min(found, distance(a.sketch, b.sketch))
+        exact = max(map(_exact_distance, map(_numbers, a.parts), map(_numbers, b.parts)))
+    if elements is not None and len(a.parts) == 1:
+        return exact
+    return min(exact, distance(a.sketch, b.sketch, summands=len(a.parts) != len(b.parts)))
 
 
 def _exact_distance(a: Sequence[float], b: Sequence[float]) -> float:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from traincheck.comparison.alignment import Rename, renaming
-from traincheck.comparison.marks import MarkComparison, compare_marks, marks_of_run
+from traincheck.comparison.marks import NO_MARKS, MarkComparison, compare_marks, marks_of_run
 from traincheck.comparison.ranks import joined
-from traincheck.comparison.shared_names import share_modules, with_equal_names
+from traincheck.comparison.shared_names import Steps, share_modules, with_equal_names
 from traincheck.comparison.step_comparison import Difference, StepComparison
 from traincheck.errors import NothingToCompare
 from traincheck.trace.folder import RunFolder
@@ -44,7 +44,7 @@ class Comparison:
     since: int = 0
     incomplete: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
-    marks: MarkComparison = MarkComparison()
+    marks: MarkComparison = NO_MARKS
 
     @property
     def result(self) -> str:
@@ -89,11 +89,11 @@ def compare_steps(
     a: Sequence[StepOperations],
     b: Sequence[StepOperations],
     paths: tuple[Path, Path] = (Path("A"), Path("B")),
-    marks: MarkComparison = MarkComparison(),
+    marks: MarkComparison = NO_MARKS,
 ) -> Comparison:
     """Compare sketched steps of two runs, whose marks are compared already; see `compare_runs`."""
     others = {step.step: step for step in b}
-    common = [(step, others[step.step]) for step in a if step.step in others]
+    common: Steps = [(step, others[step.step]) for step in a if step.step in others]
     if not common and not marks.compared:
         raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {paths[0]}")
     names = renaming(common[0][0].operations, common[0][1].operations) if common else {}

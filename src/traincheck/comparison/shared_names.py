@@ -13,7 +13,6 @@ import msgspec
 from traincheck.comparison.alignment import Rename
 from traincheck.vocab.operations import BEFORE, GRADIENT, INPUT, UPDATE, Operation, StepOperations
 
-
 Steps = Sequence[tuple[StepOperations, StepOperations]]
 """The steps that two runs have in common."""
 

@@ -45,8 +45,8 @@ from traincheck.vocab.option_values import ALL, OPERATIONS
 
 if TYPE_CHECKING:
     from traincheck.sources.attachment import Attachment
-    from traincheck.sources.recording.step_tracker import Cut
     from traincheck.sources.operations.marks import MarkSink
+    from traincheck.sources.recording.step_tracker import Cut
     from traincheck.trace.record_files import RecordWriter
     from traincheck.vocab.marks import Mark
     from traincheck.vocab.operations import StepOperations

@@ -76,7 +76,12 @@ def summary(folder: RunFolder) -> Iterator[str]:
         yield f"{amount(dropped, 'window')} could not be written in time and were dropped"
     for reason in dict.fromkeys(reason for note in notes for reason in note.not_observed):
         yield f"not observed: {reason}"
-    if steps == 0:
+    from traincheck.trace.operation_files import read_marks
+
+    marks = sum(1 for files in folder.mark_files().values() for file in files for _ in read_marks(file))
+    if marks:
+        yield f"recorded {amount(marks, 'mark')}"
+    elif steps == 0:
         yield "no training step was seen: no optimizer stepped"
     yield f"run folder: {folder.path}"
 

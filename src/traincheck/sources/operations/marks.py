@@ -27,6 +27,7 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import dtype_name, hidden_from_modes
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.marks import GRADIENT_SUFFIX, MAX_MARKS, MAX_VALUES, Mark
+from traincheck.vocab.operations import Sketch
 
 Take = Callable[[object, object, object], object]
 """Takes the arguments of `traincheck.mark`: name, value and gradient."""
@@ -35,6 +36,7 @@ LIMIT = f"marks: only the first {MAX_MARKS:,} are recorded"
 _EXPECTED = "pass a tensor, an array, a number or a list of numbers"
 
 _graph_task = torch._C._current_graph_task_id
+_jit_trace = torch._C._get_tracing_state
 
 
 class MarkSink(NamedTuple):
@@ -103,7 +105,8 @@ class MarkSource:
         if not isinstance(name, str):
             self._report("name", f"traincheck.mark expects a name as its first argument, not {type(name).__name__}")
             return
-        if (_graph_task() >= 0 and torch.is_grad_enabled()) or not self._has_room():
+        recomputes = _graph_task() >= 0 and torch.is_grad_enabled()
+        if recomputes or _jit_trace() is not None or not self._has_room():
             return
         occurrence = self._count(name)
         if self._recorder.watching:
@@ -133,13 +136,17 @@ class MarkSource:
 
     def _record(self, name: str, occurrence: int, tensor: torch.Tensor) -> None:
         """Record a value. Call inside `hidden_from_modes()`."""
-        (sketch,) = sketches([tensor])
-        if sketch.size and not sketch.packed_projections:
-            kind = f"{type(tensor).__name__} on {tensor.device}"
-            self._report(kind, f"traincheck.mark cannot read {name!r} ({kind}): it has no values in plain memory now")
+        sketch: Sketch | None
+        try:
+            (sketch,) = sketches([tensor])
+            is_whole = sketch.size <= MAX_VALUES and not sketch.share
+            values = elements(tensor) if is_whole else b""
+        except (RuntimeError, NotImplementedError, TypeError):  # a type that torch cannot compute with
+            sketch, values = None, b""
+        if sketch is None or (sketch.size and not sketch.packed_projections):
+            kind = f"{dtype_name(tensor.dtype)}, {type(tensor).__name__} on {tensor.device}"
+            self._report(kind, f"traincheck.mark cannot read {name!r} ({kind}): it has no numbers in plain memory now")
             return
-        is_whole = sketch.size <= MAX_VALUES and not sketch.share
-        values = elements(tensor) if is_whole else b""
         steps, site = self._recorder.steps, self._recorder.sites.here()
         self._note_precision(tensor.dtype)
         step = 0 if steps.setting_up or steps.evaluating else steps.window_step
@@ -198,7 +205,7 @@ def _of_array(value: Any) -> torch.Tensor:
     array = numpy.ascontiguousarray(numpy.asarray(value))
     shape = numpy.shape(value)
     if array.dtype.kind in "biufc":
-        return torch.from_numpy(array.copy()).reshape(shape)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="))).reshape(shape)  # a copy
     small: torch.dtype = getattr(torch, array.dtype.name)  # bfloat16 and others, which NumPy knows as bytes
     return torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}").copy()).view(small).reshape(shape)
 
