@@ -289,7 +289,7 @@ def test_the_first_mark_with_other_values_is_named() -> None:
     assert (marks.same, marks.behind) == (1, 4)
     assert mark_title(marks.first) == "The difference begins between the marks 'a' and 'b'"
     assert mark_data(marks)["first"]["after"] == {"name": "a", "occurrence": 1}
-    assert "6 marks compared: 1 equal up to rounding, 4 more differ" in text(marks)
+    assert "6 marks compared: 1 equal up to rounding, 4 differ" in text(marks)
 
 
 def test_a_difference_in_a_later_occurrence() -> None:

@@ -14,10 +14,10 @@ MOST_NAMES = 5
 
 def mark_title(difference: MarkDifference) -> str:
     """Where the difference begins, in words."""
+    own = _key(difference.name, difference.occurrence)
     if difference.after is None:
-        return f"The runs compute different things up to the mark {_key(difference.name, difference.occurrence)}"
-    before, own = _key(*difference.after), _key(difference.name, difference.occurrence)
-    return f"The difference begins between the marks {before} and {own}"
+        return f"The first mark of both runs, {own}, has other values"
+    return f"The difference begins between the marks {_key(*difference.after)} and {own}"
 
 
 def _key(name: str, occurrence: int) -> str:
@@ -32,7 +32,7 @@ def mark_lines(marks: MarkComparison, a: str, b: str, *, is_alone: bool) -> Iter
             yield f"  {mark_title(marks.first)}"
         yield from _describe(marks.first, a, b)
         before = marks.same + marks.rounding
-        yield f"  {count}: {before:,} equal up to rounding, {marks.behind:,} more differ behind this one"
+        yield f"  {count}: {before:,} equal up to rounding, {marks.behind:,} differ behind this one"
         yield f"  {_advice(marks.first)}"
     elif marks.compared:
         yield f"  {count}: {marks.same:,} have the same values, {marks.rounding:,} differ by rounding"
