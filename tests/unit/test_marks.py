@@ -133,6 +133,7 @@ def test_what_cannot_be_read_is_reported_once() -> None:
     assert len(recording.problems) == 5 and "(Broken, ValueError)" in recording.problems[2]
 
 
+@pytest.mark.slow  # it imports the compiler
 def test_a_transformed_value_is_reported_and_the_result_stays() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         traincheck.mark("x", x, gradient=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from traincheck.comparison.alignment import Rename
-from traincheck.vocab.operations import BEFORE, GRADIENT, INPUT, UPDATE, Operation, StepOperations
+from traincheck.vocab.operations import ACCUMULATED, AFTER, BEFORE, GRADIENT, INPUT, UPDATE, Operation, StepOperations
 
 Steps = Sequence[tuple[StepOperations, StepOperations]]
 """The steps that two runs have in common."""
@@ -44,7 +44,8 @@ def _modules(steps: Iterable[StepOperations], rename: Rename) -> set[str]:
 
 
 def _is_named(operation: Operation) -> bool:
-    return operation.phase in (BEFORE, GRADIENT, UPDATE)
+    """Whether an operation is a value of a variable or a batch, not a computation of a module."""
+    return operation.phase in (BEFORE, GRADIENT, UPDATE, AFTER) or operation.name == ACCUMULATED
 
 
 def _common(a: StepOperations, b: StepOperations, rename: Rename) -> tuple[StepOperations, StepOperations]:
