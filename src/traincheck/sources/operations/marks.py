@@ -27,7 +27,6 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import dtype_name, hidden_from_modes
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.marks import GRADIENT_SUFFIX, MAX_MARKS, MAX_VALUES, Mark
-from traincheck.vocab.operations import Sketch
 
 Take = Callable[[object, object, object], object]
 """Takes the arguments of `traincheck.mark`: name, value and gradient."""
@@ -136,16 +135,17 @@ class MarkSource:
 
     def _record(self, name: str, occurrence: int, tensor: torch.Tensor) -> None:
         """Record a value. Call inside `hidden_from_modes()`."""
-        sketch: Sketch | None
+        problem = ""
         try:
             (sketch,) = sketches([tensor])
-            is_whole = sketch.size <= MAX_VALUES and not sketch.share
-            values = elements(tensor) if is_whole else b""
-        except (RuntimeError, NotImplementedError, TypeError):  # a type that torch cannot compute with
-            sketch, values = None, b""
-        if sketch is None or (sketch.size and not sketch.packed_projections):
+            if sketch.size and not sketch.packed_projections:
+                problem = "it has no numbers in plain memory now"
+            values = elements(tensor) if sketch.size <= MAX_VALUES and not sketch.share else b""
+        except (RuntimeError, NotImplementedError, TypeError) as error:  # a type that torch cannot compute with
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
             kind = f"{dtype_name(tensor.dtype)}, {type(tensor).__name__} on {tensor.device}"
-            self._report(kind, f"traincheck.mark cannot read {name!r} ({kind}): it has no numbers in plain memory now")
+            self._report(kind, f"traincheck.mark cannot read {name!r} ({kind}): {problem}")
             return
         steps, site = self._recorder.steps, self._recorder.sites.here()
         self._note_precision(tensor.dtype)

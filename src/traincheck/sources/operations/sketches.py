@@ -70,7 +70,7 @@ def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
         projections, factor = _project(numbers)
     else:
         projections, factor = _project_at(numbers, placement.positions(dense.device)), 1.0
-    elements = numbers.as_strided((min(numbers.numel(), 3),), (max((numbers.numel() - 1) // 2, 1),))
+    elements = numbers[:: max((numbers.numel() - 1) // 2, 1)][:3]  # the tensor may be expanded, or a part of another
     norm = torch.linalg.vector_norm(numbers)
     values = torch.cat([projections, norm.reshape(1), elements]).tolist()
     return Sketch(
