@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from traincheck.errors import StopTraining, TrainCheckError
+from traincheck.runtime.marks import mark
 from traincheck.version import __version__
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ __all__ = [
     "before_stop",
     "checked",
     "load_ipython_extension",
+    "mark",
     "observe",
     "on_violation",
     "stage",

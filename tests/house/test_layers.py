@@ -46,7 +46,7 @@ WITH_TORCH = {"sources", "sdc"}
 """Observe what torch does, or have it compute: nothing else imports it, nor them before they are used."""
 WITH_JAX = "sdc/xla/"
 """Executes trainings with JAX: nothing else imports it, nor this folder before it is used."""
-LAZY_TORCH = {"runtime/session.py", "cli/probe.py"}
+LAZY_TORCH = {"runtime/session.py", "runtime/launching/child_processes.py", "cli/probe.py"}
 """Run in the observed process, or in a child that asks what torch has: they import it inside a function."""
 
 

@@ -40,6 +40,15 @@ def test_equal_bits_have_no_distance() -> None:
     assert apart(torch.full((3,), math.nan), torch.full((3,), math.nan)) == 0.0
 
 
+@pytest.mark.parametrize("size", [1, 2, 7, 3 * WIDTH + 5])
+def test_the_memory_of_a_tensor_does_not_matter(size: int) -> None:
+    """A part of a larger tensor and an expanded one have the sketch of a copy."""
+    for tensor in (torch.randn(2 * size)[::2], torch.randn(size, 3)[:, 1], torch.ones(1).expand(size)):
+        own, copied = sketch(tensor), sketch(tensor.clone(memory_format=torch.contiguous_format))
+        assert (own.fingerprint, own.elements) == (copied.fingerprint, copied.elements)
+        assert own.norm == pytest.approx(copied.norm) and own.projections == pytest.approx(copied.projections, abs=1e-3)
+
+
 def test_a_permutation_is_seen() -> None:
     a = torch.randn(4096)
     assert apart(a, a.flip(0)) > 0.5

@@ -69,8 +69,7 @@ def _distance(a: Sketch, b: Sketch, least: float) -> float:
     if not (math.isfinite(a.norm) and math.isfinite(b.norm)):
         return 0.0 if _same_infinity(a.norm, b.norm) else math.inf
     scale = max(a.norm, b.norm, least)
-    is_transposed = a.shape != b.shape and sorted(a.shape) == sorted(b.shape)
-    if is_transposed or not a.packed_projections or not b.packed_projections:
+    if not a.packed_projections or not b.packed_projections:
         if _is_unknown(a) or _is_unknown(b):
             return 0.0
         return _distance_of_sums(a, b, scale)

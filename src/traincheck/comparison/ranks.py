@@ -64,12 +64,13 @@ def joined(steps: Sequence[StepOperations]) -> StepOperations:
         for i, j in aligned(first.operations, other.operations):
             for own, its in zip(first.operations[i].outputs, other.operations[j].outputs, strict=False):
                 parts[own].append(other.values[its])
-    values = tuple(_join(several) if len(several) == len(steps) else several[0] for several in parts)
+    values = tuple(join(several) if len(several) == len(steps) else several[0] for several in parts)
     incomplete = next((step.incomplete for step in steps if step.incomplete), "")
     return StepOperations(first.step, values, first.operations, incomplete)
 
 
-def _join(parts: Sequence[Sketch]) -> Sketch:
+def join(parts: Sequence[Sketch]) -> Sketch:
+    """What several ranks hold of a value, as one sketch."""
     first = parts[0]
     if any(part.share for part in parts):
         return _sum(parts, 1.0, partial=any(part.partial for part in parts), shares=[part.share for part in parts])

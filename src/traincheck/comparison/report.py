@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from traincheck.comparison.run_comparison import DIFFERENT, SAME, Comparison
+from traincheck.comparison.mark_report import mark_data, mark_lines, mark_title
+from traincheck.comparison.run_comparison import SAME, Comparison
 from traincheck.comparison.step_comparison import (
     CODE,
     DATA,
@@ -47,20 +48,33 @@ _WHERE = {
 
 def lines(comparison: Comparison, a: str, b: str) -> Iterator[str]:
     """The comparison for people."""
-    steps = comparison.steps
-    compared = f"{len(steps)} step{'s' if len(steps) > 1 else ''} ({steps[0].step} to {steps[-1].step})"
-    if comparison.result == SAME:
-        yield f"equal: all {sum(step.same for step in steps):,} results have the same bits in {compared}"
-    elif comparison.result != DIFFERENT:
-        rounded = sum(step.rounding + step.different for step in steps)
-        total = sum(step.same + step.rounding + step.different for step in steps)
-        yield f"equal up to rounding: {rounded:,} of {total:,} results differ by no more, in {compared}"
-    else:
+    steps, marks = comparison.steps, comparison.marks
+    if comparison.origins:
         yield from _origins(comparison, a, b)
+    elif marks.first is not None:
+        yield f"different: {mark_title(marks.first)}"
+    else:
+        yield _equality(comparison)
+    yield from mark_lines(marks, a, b, is_alone=not comparison.origins)
+    if not steps:
+        yield "  not compared: operations, as the runs have no step in common, or no module"
     for new, old in comparison.renamed.items():
         yield f"  {new} of {b} was compared with {old} of {a}"
     for reason in comparison.incomplete:
         yield f"  not compared: a part of a step, as {reason}"
+
+
+def _equality(comparison: Comparison) -> str:
+    """Runs without an origin, in words."""
+    steps, is_same = comparison.steps, comparison.result == SAME
+    if not steps:
+        return "equal: all marks have the same values" if is_same else "equal up to rounding: all marks"
+    compared = f"{len(steps)} step{'s' if len(steps) > 1 else ''} ({steps[0].step} to {steps[-1].step})"
+    if is_same:
+        return f"equal: all {sum(step.same for step in steps):,} results have the same bits in {compared}"
+    rounded = sum(step.rounding + step.different for step in steps)
+    total = sum(step.same + step.rounding + step.different for step in steps)
+    return f"equal up to rounding: {rounded:,} of {total:,} results differ by no more, in {compared}"
 
 
 def _origins(comparison: Comparison, a: str, b: str) -> Iterator[str]:
@@ -156,6 +170,7 @@ def data(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
         "victims": dict(Counter(victim.operation.phase for victim in comparison.victims)),
         "renamed": comparison.renamed,
         "incomplete": list(comparison.incomplete),
+        "marks": mark_data(comparison.marks),
     }
 
 

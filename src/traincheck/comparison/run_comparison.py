@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from traincheck.comparison.layouts import Layouts, joined_alike
+from traincheck.comparison.marks import NO_MARKS, MarkComparison, compare_marks, marks_of_run
+from traincheck.comparison.shared_names import share_modules, with_equal_names
 from traincheck.comparison.step_comparison import Difference, StepComparison
 from traincheck.errors import NothingToCompare
 from traincheck.trace.folder import RunFolder
@@ -44,29 +46,37 @@ class Comparison:
     since: int = 0
     incomplete: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
+    marks: MarkComparison = NO_MARKS
 
     @property
     def result(self) -> str:
         """SAME, ROUNDING or DIFFERENT."""
-        if self.origins:
+        if self.origins or self.marks.first is not None:
             return DIFFERENT
-        return ROUNDING if any(step.rounding or step.different for step in self.steps) else SAME
+        rounded = self.marks.rounding or any(step.rounding or step.different for step in self.steps)
+        return ROUNDING if rounded else SAME
 
 
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare two runs of one rank or several.
 
-    Raises NothingToCompare if a run has no sketched operations, or the runs have no sketched step in common, and the
-    errors of `RunFolder`.
+    Runs with common marks need no step in common. If such runs have no module in common either, steps are compared
+    where names are equal. Raises NothingToCompare if a run has no sketched operations, or the runs have no sketched
+    step in common, and the errors of `RunFolder`.
     """
-    return compare_steps(_steps(a), _steps(b), (a, b))
+    marks = compare_marks(marks_of_run(a), marks_of_run(b))
+    steps = _steps(a), _steps(b)
+    for path, of_run in zip((a, b), steps, strict=True):
+        if not of_run and not marks.compared:
+            raise NothingToCompare(path, "it has no sketches of operations, and no marks that the other run has")
+    return compare_steps(*steps, (a, b), marks)
 
 
 def _steps(path: Path) -> list[Ranks]:
     """The steps of a run that all ranks have sketched, each of all ranks."""
     ranks = [list(read_operations(file)) for file in RunFolder.open(path).first_operation_files()]
     if not all(ranks) or not ranks:
-        raise NothingToCompare(path, "it has no sketches of operations")
+        return []
     by_step = [{step.step: step for step in steps} for steps in ranks]
     return [tuple(steps[number] for steps in by_step) for number in by_step[0] if all(map(_has(number), by_step))]
 
@@ -79,13 +89,15 @@ def compare_steps(
     a: Sequence[Ranks],
     b: Sequence[Ranks],
     paths: tuple[Path, Path] = (Path("A"), Path("B")),
+    marks: MarkComparison = NO_MARKS,
 ) -> Comparison:
-    """Compare sketched steps of two runs, see `compare_runs`."""
+    """Compare sketched steps of two runs, whose marks are compared already; see `compare_runs`."""
     others = {ranks[0].step: ranks for ranks in b}
     common = [(ranks, others[ranks[0].step]) for ranks in a if ranks[0].step in others]
-    if not common:
+    if not common and not marks.compared:
         raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {paths[0]}")
     layouts: Layouts | None = None
+    by_name = False
     results: list[StepResult] = []
     incomplete = tuple(
         dict.fromkeys(each.incomplete for pair in common for ranks in pair for each in ranks if each.incomplete)
@@ -94,17 +106,25 @@ def compare_steps(
     last = 0
     for ranks in common:
         own, other = joined_alike(*ranks)
-        layouts = layouts or Layouts(own, other)
+        if layouts is None:
+            layouts = Layouts(own, other)
+            by_name = bool(marks.compared) and not share_modules(own, other, layouts.renaming)
         own, other = layouts.apply(own, other)
+        if by_name:
+            own, other = with_equal_names(own, other, layouts.renaming)
+            if not own.operations:
+                continue
         adjacent = own.step == last + 1
         compared = StepComparison(own, other, layouts.renaming, before if adjacent else None)
         all_same = all(result.rounding == result.different == 0 for result in results)
         results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
         origins = compared.origins if adjacent or all_same else [each for each in compared.origins if not _old(each)]
         if origins:
-            return Comparison(tuple(results), tuple(origins), tuple(compared.victims), last, incomplete, layouts.shown)
+            victims = tuple(compared.victims)
+            return Comparison(tuple(results), tuple(origins), victims, last, incomplete, layouts.shown, marks)
         before, last = compared.updated, own.step
-    return Comparison(tuple(results), incomplete=incomplete, renamed=layouts.shown if layouts else {})
+    renamed = layouts.shown if layouts else {}
+    return Comparison(tuple(results), incomplete=incomplete, renamed=renamed, marks=marks)
 
 
 def _old(origin: Difference) -> bool:

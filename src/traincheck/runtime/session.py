@@ -45,8 +45,11 @@ from traincheck.vocab.option_values import ALL, OPERATIONS
 
 if TYPE_CHECKING:
     from traincheck.sources.attachment import Attachment
+    from traincheck.sources.operations.marks import MarkSink
     from traincheck.sources.recording.step_tracker import Cut
-    from traincheck.trace.operation_files import OperationWriter
+    from traincheck.trace.record_files import RecordWriter
+    from traincheck.vocab.marks import Mark
+    from traincheck.vocab.operations import StepOperations
 
 NOTE_SECONDS = 2.0
 """Seconds that an incomplete end waits for its last note, as the disk may be the reason."""
@@ -108,11 +111,11 @@ class Session:
             stages.append(("ranks", lambda window: publisher.feed(window, self._rank_info)))
         if self.settings.verify_every:
             stages.append(("verification", self._verified.feed))
-        operations = self._operation_writer()
-        if operations is not None:
-            stages.append(("operations", operations.feed))
+        operations, marks = self._operation_writers()
+        if operations is not None and marks is not None:
+            stages += [("operations", operations.feed), ("marks", marks.feed)]
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
-        heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=self._window_recorder.at_rest)
+        heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=lambda: self._at_rest(marks))
         stages.append(("heartbeat", heartbeat.feed))
         last, promptly = self._last(), self.settings.acts_on_findings
         self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, last, promptly=promptly)
@@ -139,6 +142,7 @@ class Session:
             self.settings.verify_every,
             installed=self.settings.installed_sources,
             operations=operations.add if operations is not None else None,
+            marks=self._mark_sink(marks) if marks is not None else None,
         )
         self._catalog = built.catalog
         attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.call_context.training_flags))
@@ -162,12 +166,25 @@ class Session:
             demand |= REFERENCE
         return demand
 
-    def _operation_writer(self) -> OperationWriter | None:
+    def _operation_writers(self) -> tuple[RecordWriter[StepOperations] | None, RecordWriter[Mark] | None]:
+        """The writers of operations and of marks, if they are recorded."""
         if self.settings.record != OPERATIONS:
-            return None
-        from traincheck.trace.operation_files import OperationWriter
+            return None, None
+        from traincheck.trace.operation_files import mark_writer, operation_writer
 
-        return OperationWriter(self._folder.path, self._process)
+        return operation_writer(self._folder.path, self._process), mark_writer(self._folder.path, self._process)
+
+    def _mark_sink(self, marks: RecordWriter[Mark]) -> MarkSink:
+        from traincheck.runtime.marks import receive
+        from traincheck.sources.operations.marks import MarkSink
+
+        return MarkSink(marks.add, receive, lambda problem: self._pipeline.say(problem))
+
+    def _at_rest(self, marks: RecordWriter[Mark] | None) -> None:
+        """Write what waits, because a program without steps closes no window, and one that hangs may be killed."""
+        self._window_recorder.at_rest()
+        if marks is not None:
+            marks.write(self._rank_info.rank)
 
     def _steps_to_watch(self) -> Callable[[int], bool]:
         """Return the function that says which steps are watched: those of the sampling, and all that are verified."""

@@ -38,6 +38,7 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.source_declaration import SourceDeclaration
 
 if TYPE_CHECKING:
+    from traincheck.sources.operations.marks import MarkSink
     from traincheck.vocab.operations import StepOperations
 
 
@@ -75,13 +76,14 @@ def build_all(
     verify_every: int = 0,
     *,
     operations: Callable[[StepOperations], object] | None = None,
+    marks: MarkSink | None = None,
     installed: bool = True,
     extra: Sequence[SourceDeclaration] = (),
 ) -> Built:
     """As `build`, with the catalog of variables and the context of running calls.
 
     One of `verify_every` steps is verified, none with 0. The operations of watched steps are
-    sketched and passed to `operations`.
+    sketched and passed to `operations`, and the values that the program marks to `marks`.
     `installed` says whether to look for sources of installed packages. `extra` sources are built without being
     installed.
     """
@@ -117,6 +119,10 @@ def build_all(
         from traincheck.sources.operations.operation_source import OperationSource
 
         sources.append(OperationSource(calls, catalog, operations))
+    if marks is not None:
+        from traincheck.sources.operations.marks import MarkSource
+
+        sources.append(MarkSource(calls, marks))
     if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
         from traincheck.sources.installed_sources import InstalledSource, installed_sources
         from traincheck.sources.toolkit import SourceToolkit

@@ -17,7 +17,7 @@ from traincheck import redaction
 from traincheck.addresses import Address, as_path
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.control_file import change_control, read_control, stopped
-from traincheck.trace.format import DIGESTS, EVENTS, MANIFEST, OPERATIONS
+from traincheck.trace.format import DIGESTS, EVENTS, MANIFEST, MARKS, OPERATIONS
 from traincheck.trace.run_notes import Manifest, ProcessNote, StopRequest, from_json, recorded_of, to_json
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
@@ -31,6 +31,7 @@ _Owner = tuple[int, int]
 
 _EVENTS = re.compile(r"events-(-?[0-9]{1,18})-([0-9]{1,18})\.arrows")
 _OPERATIONS = re.compile(OPERATIONS + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.msgpack")
+_MARKS = re.compile(MARKS + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.msgpack")
 _NOTE = re.compile(r"process-(-?[0-9]{1,18})-([0-9]{1,18})\.json")
 
 
@@ -154,6 +155,13 @@ class RunFolder:
         for (rank, _), file in self._files(_OPERATIONS).items():
             files.setdefault(rank, file)
         return tuple(files.values())
+
+    def mark_files(self) -> dict[int, tuple[Path, ...]]:
+        """The files of marks of each rank, in their order; of several processes of a rank, by process."""
+        files: dict[int, tuple[Path, ...]] = {}
+        for (rank, _), file in self._files(_MARKS).items():
+            files[rank] = (*files.get(rank, ()), file)
+        return files
 
     def event_files_of(self, rank: int) -> tuple[Path, ...]:
         """Return the event file of each process of this rank, by process."""

@@ -20,6 +20,7 @@ MANIFEST = "run.json"
 BOOK_FILE = "book.jsonl"
 """The book against which a run was checked live. The run folder keeps it, because it decided what was observed."""
 
-EVENTS, DIGESTS, OPERATIONS = "events", "told", "operations"
+EVENTS, DIGESTS, OPERATIONS, MARKS = "events", "told", "operations", "marks"
 """Prefixes of the files of a process: its events, the digests that it publishes to other ranks (see
-checking/digests.py), and its operations (see operation_files.py). The prefix of digests on disk stays `told`."""
+checking/digests.py), its operations and its marks (see operation_files.py). The prefix of digests on disk stays
+`told`."""

@@ -52,7 +52,7 @@ def collect(target: Target, config: Config, run_folder: Path | None = None) -> i
 
     recording = program_run.record(target, config, run_folder, None, os.environ, import_pyarrow)
     program_run.report_end(recording.status)
-    if recording.folder.event_files():
+    if recording.folder.event_files() or recording.folder.mark_files():
         for line in summary(recording.folder):
             remark(line)
     else:
@@ -64,7 +64,8 @@ def summary(folder: RunFolder) -> Iterator[str]:
     """The size and the gaps of a recording, in a few lines."""
     counts = [count_events(path) for path in folder.event_files()]
     notes = folder.notes()
-    steps, dropped = max(count.steps for count in counts), sum(note.dropped for note in notes)
+    steps = max((count.steps for count in counts), default=0)
+    dropped = sum(note.dropped for note in notes)
     windows = amount(sum(count.windows for count in counts), "window")
     events = amount(sum(count.events for count in counts), "event")
     removed = folder.removed()
@@ -76,7 +77,12 @@ def summary(folder: RunFolder) -> Iterator[str]:
         yield f"{amount(dropped, 'window')} could not be written in time and were dropped"
     for reason in dict.fromkeys(reason for note in notes for reason in note.not_observed):
         yield f"not observed: {reason}"
-    if steps == 0:
+    from traincheck.trace.operation_files import read_marks
+
+    marks = sum(1 for files in folder.mark_files().values() for file in files for _ in read_marks(file))
+    if marks:
+        yield f"recorded {amount(marks, 'mark')}"
+    elif steps == 0:
         yield "no training step was seen: no optimizer stepped"
     yield f"run folder: {folder.path}"
 

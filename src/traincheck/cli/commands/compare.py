@@ -31,7 +31,8 @@ def command(a: RunA, b: RunB, as_json: flags.AsJson = False) -> None:
     """Find the first operation that differs between two runs.
 
     Both runs need sketches of their operations (`--record operations`). They may come from different programs,
-    machines and versions of torch.
+    machines and versions of torch. Programs that share no modules are compared by the values that they name with
+    `traincheck.mark`.
     """
     raise typer.Exit(compare(a, b, as_json))
 

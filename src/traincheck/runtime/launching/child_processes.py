@@ -3,7 +3,7 @@
 Note [Children attach themselves]. The bootstrap folder holds a `sitecustomize`, which Python imports at start-up. It
 removes its folder from `sys.path`, hooks the import of torch and imports the `sitecustomize` that it shadows. Workers
 inherit both variables, so they attach in the same way. A process that never imports torch only loads a few small
-modules.
+modules, unless it marks values (see `_first_mark`).
 
 Known limitations: TrainCheck does not observe a Python process that ignores the environment or site (`-I`, `-E`, `-S`).
 It does not observe a process whose PYTHONPATH was replaced either.
@@ -12,13 +12,16 @@ It does not observe a process whose PYTHONPATH was replaced either.
 from __future__ import annotations
 
 import os
+import sys
 
 from traincheck.runtime.launching.import_hooks import when_imported
+from traincheck.runtime.marks import mark, receive
 from traincheck.runtime.stderr_log import log_warning
 
 TYPE_CHECKING = False  # as in typing, see import_hooks.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 SESSION = "TRAINCHECK_SESSION"
 SEARCH_PATH = "PYTHONPATH"
@@ -51,10 +54,29 @@ def attach() -> None:
     session = os.environ.get(SESSION)
     if session:
         when_imported("torch", lambda: start(session))
+        if "torch" not in sys.modules:
+            receive(lambda name, value, gradient: _first_mark(session, name, value, gradient))
+
+
+def _first_mark(session: str, name: Any, value: Any, gradient: Any) -> None:
+    """Import torch in a program that does not (of NumPy or JAX), as it computes the sketches of marks. That starts the
+    session."""
+    receive(None)
+    try:
+        from traincheck.runtime.launching.run_settings import Settings
+
+        if Settings.read(session).record != "operations":
+            return
+        import torch  # noqa: F401
+    except Exception as error:
+        log_warning(f"marks are not recorded, as torch cannot be imported: {type(error).__name__}: {error}")
+        return
+    mark(name, value, gradient=gradient)
 
 
 def start(session: str) -> None:
     """Start observing this process. An error costs your program one line on stderr, and nothing else."""
+    receive(None)  # the session takes the marks from now on
     try:
         from traincheck.runtime.launching.run_settings import Settings
         from traincheck.runtime.process_session import start as start_session

@@ -317,7 +317,11 @@ class OperationRecording(DispatchRecording):
         for index, leaf in leaves.items():
             gradient = returned[index]
             number = None if gradient is None else self._values.find(gradient)
-            if number is not None:
+            if gradient is not None and number is not None:
+                if not self._values.has_form(number, gradient):  # the gradient of a view, such as `weight.t()`
+                    (viewed,) = self._values.add([gradient])
+                    self._add(BACKWARD, "view", "", "", "", (number,), (viewed,))
+                    number = viewed
                 self._arrived.setdefault(leaf, []).append(number)
 
     def _values_of_gradients(self, tensors: Iterable[torch.Tensor]) -> list[int]:

@@ -52,6 +52,13 @@ def sketches(tensors: Sequence[torch.Tensor], known: MutableMapping[int, Sketch]
     return made
 
 
+def elements(tensor: torch.Tensor) -> bytes:
+    """All elements of a tensor, packed as those of a sketch; empty if they cannot be read. Waits for an accelerator.
+    Call inside `hidden_from_modes()`."""
+    dense = local_tensor(tensor)
+    return b"" if dense is None else packed(_numbers(dense.detach()).tolist())
+
+
 def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
     kind, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     dense = local_tensor(tensor)
@@ -63,7 +70,7 @@ def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
         projections, factor = _project(numbers)
     else:
         projections, factor = _project_at(numbers, placement.positions(dense.device)), 1.0
-    elements = numbers.as_strided((min(numbers.numel(), 3),), (max((numbers.numel() - 1) // 2, 1),))
+    elements = numbers[:: max((numbers.numel() - 1) // 2, 1)][:3]  # the tensor may be expanded, or a part of another
     norm = torch.linalg.vector_norm(numbers)
     values = torch.cat([projections, norm.reshape(1), elements]).tolist()
     return Sketch(

@@ -44,6 +44,7 @@ class ValueTable:
     def __init__(self, last: Mapping[int, Sketch]) -> None:
         self.sketches: list[Sketch] = []
         self.by_fingerprint: dict[int, Sketch] = {}
+        self._forms: list[tuple[Any, ...]] = []  # of the tensor of each sketch
         self._known = ChainMap(self.by_fingerprint, dict(last))
         self._tensors: dict[int, _Known] = {}
         self._memory: dict[tuple[Any, ...], _Known] = {}  # by the elements
@@ -57,6 +58,7 @@ class ValueTable:
     def _add(self, tensor: torch.Tensor, sketch: Sketch, written: bool) -> int:
         number = len(self.sketches)
         self.sketches.append(sketch)
+        self._forms.append(_form(tensor))
         version = version_of(tensor)
         versions = (version, version + 1) if written and version is not None else (version,)
         self._tensors[tensor._cdata] = _Known(number, versions, torch._C._WeakTensorRef(tensor))
@@ -73,6 +75,10 @@ class ValueTable:
             is_newer = memory is not None and memory.value > own.value and not memory.weak.expired()
             return memory.value if memory is not None and is_newer else own.value
         return memory.value if memory is not None and memory.is_of(tensor) else None
+
+    def has_form(self, value: int, tensor: torch.Tensor) -> bool:
+        """Whether a tensor shows the elements of its value in the order in which they were sketched."""
+        return self._forms[value] == _form(tensor)
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """What these tensors hold is not known any more."""
@@ -94,6 +100,12 @@ class ValueTable:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor whose memory is shown: of a DTensor, the part of this rank."""
     return tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor)
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    tensor = local_part(tensor)
+    is_strided = type(tensor) in PLAIN and tensor.layout is torch.strided
+    return (tuple(tensor.shape), tensor.stride()) if is_strided else ()
 
 
 def _elements(tensor: torch.Tensor) -> tuple[Any, ...]:

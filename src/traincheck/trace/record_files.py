@@ -1,0 +1,87 @@
+"""Write and read records that a process appends to a file of its own, next to its events.
+
+A record is its length (four bytes, little endian) and a value in MessagePack. A killed process may leave the last
+record incomplete; readers stop there. The first record is the number of the format.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from traincheck.errors import OutputError, TraceTooNew, TraceUnreadable
+from traincheck.vocab.events import Window
+
+Record = TypeVar("Record")
+_LENGTH = struct.Struct("<I")
+
+
+class RecordWriter(Generic[Record]):
+    """Appends records to the file `prefix` of a process.
+
+    The training thread hands them over with `add`. They are written as a stage of the pipeline, before the next window.
+    """
+
+    def __init__(self, folder: Path, process: int, prefix: str, version: int) -> None:
+        self._folder, self._process, self._prefix, self._version = folder, process, prefix, version
+        self._waiting: deque[Record] = deque()
+        self._path: Path | None = None
+
+    def add(self, record: Record) -> None:
+        """Write this record soon."""
+        self._waiting.append(record)
+
+    def feed(self, window: Window) -> None:
+        """Write what was added before the window. Raises OutputError."""
+        self.write(window.rank)
+
+    def write(self, rank: int) -> None:
+        """Write what was added. Raises OutputError. Call it on one thread alone."""
+        if not self._waiting:
+            return
+        packed = [] if self._path else [_packed(self._version)]
+        self._path = self._path or self._folder / f"{self._prefix}-{rank}-{self._process}.msgpack"
+        while self._waiting:
+            packed.append(_packed(self._waiting.popleft()))
+        try:
+            with self._path.open("ab") as file:
+                file.write(b"".join(packed))
+        except OSError as error:
+            raise OutputError(self._path, error.strerror or str(error)) from error
+
+
+def _packed(record: object) -> bytes:
+    packed = msgspec.msgpack.encode(record)
+    return _LENGTH.pack(len(packed)) + packed
+
+
+def read_records(path: Path, version: int, kind: type[Record]) -> Iterator[Record]:
+    """The records of a file, in their order. Raises TraceUnreadable and TraceTooNew."""
+    try:
+        contents = path.read_bytes()
+    except OSError as error:
+        raise TraceUnreadable(path, error.strerror or str(error)) from error
+    try:
+        records = _records(contents)
+        own = msgspec.msgpack.decode(next(records, b"\x00"), type=int)
+        if own > version:
+            raise TraceTooNew(path, own, version)
+        for record in records:
+            yield msgspec.msgpack.decode(record, type=kind)
+    except msgspec.DecodeError as error:
+        raise TraceUnreadable(path, f"it was damaged ({error})") from None
+
+
+def _records(contents: bytes) -> Iterator[bytes]:
+    begin = 0
+    while begin + _LENGTH.size <= len(contents):
+        end = begin + _LENGTH.size + _LENGTH.unpack_from(contents, begin)[0]
+        if end > len(contents):
+            return
+        yield contents[begin + _LENGTH.size : end]
+        begin = end
