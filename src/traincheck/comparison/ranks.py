@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from traincheck.comparison.alignment import aligned
-from traincheck.vocab.operations import Sketch, StepOperations, packed
+from traincheck.vocab.operations import INPUT, Sketch, StepOperations, packed
 
 
 class PartsOfRanks(Sketch, frozen=True):
@@ -60,13 +60,23 @@ def joined(steps: Sequence[StepOperations]) -> StepOperations:
     """One step of several ranks as one. Operations that some ranks lack are those of the first rank alone."""
     first, *others = steps
     parts: list[list[Sketch]] = [[value] for value in first.values]
+    batches = {each.outputs[0] for each in first.operations if each.name == INPUT}
     for other in others:
+        taken = set(batches)  # an input is what the same operation takes on the other rank
         for i, j in aligned(first.operations, other.operations):
-            for own, its in zip(first.operations[i].outputs, other.operations[j].outputs, strict=False):
-                parts[own].append(other.values[its])
-    values = tuple(join(several) if len(several) == len(steps) else several[0] for several in parts)
+            own, its = first.operations[i], other.operations[j]
+            if own.name == INPUT:
+                continue
+            values = [*zip(own.outputs, its.outputs, strict=False)]
+            for pair in zip(own.inputs, its.inputs, strict=False):
+                if pair[0] in taken:
+                    taken.remove(pair[0])
+                    values.append(pair)
+            for number, its_number in values:
+                parts[number].append(other.values[its_number])
+    values_of_all = tuple(join(several) if len(several) == len(steps) else several[0] for several in parts)
     incomplete = next((step.incomplete for step in steps if step.incomplete), "")
-    return StepOperations(first.step, values, first.operations, incomplete)
+    return StepOperations(first.step, values_of_all, first.operations, incomplete)
 
 
 def join(parts: Sequence[Sketch]) -> Sketch:

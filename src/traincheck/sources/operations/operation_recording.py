@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 
@@ -131,7 +132,9 @@ class OperationRecording(DispatchRecording):
         self.turn_off()
         self.remove_hooks()
         self._guarded(self._add_state)
-        return StepOperations(self.step, tuple(self._values.sketches), tuple(self._operations), self.incomplete)
+        return _without_idle_end(
+            StepOperations(self.step, tuple(self._values.sketches), tuple(self._operations), self.incomplete)
+        )
 
     # -- on and off ------------------------------------------------------------------------------------------------
 
@@ -383,6 +386,33 @@ class OperationRecording(DispatchRecording):
                 self._add(AFTER, STATE, variable.name, "", "", (), self._values.add([tensor]))
             elif last[known].phase != UPDATE:
                 self._add(AFTER, STATE, variable.name, "", "", (known,), ())
+
+
+def _without_idle_end(step: StepOperations) -> StepOperations:
+    """The step without operations behind the last update that write no parameter and no buffer.
+
+    The program prepares its next batch there. What the next step takes is in the next recording.
+    """
+    operations = list(step.operations)
+    last_update = max((index for index, each in enumerate(operations) if each.phase == UPDATE), default=len(operations))
+    used: set[int] = set()
+    kept: list[Operation] = []
+    for index in reversed(range(len(operations))):
+        operation = operations[index]
+        if index <= last_update or operation.phase == AFTER or used.intersection(operation.outputs):
+            kept.append(operation)
+            used.update(operation.inputs, operation.outputs)
+    kept.reverse()
+    numbers = {old: new for new, old in enumerate(sorted(used))}
+    renumbered = (
+        msgspec.structs.replace(
+            each,
+            inputs=tuple(map(numbers.__getitem__, each.inputs)),
+            outputs=tuple(map(numbers.__getitem__, each.outputs)),
+        )
+        for each in kept
+    )
+    return StepOperations(step.step, tuple(step.values[old] for old in numbers), tuple(renumbered), step.incomplete)
 
 
 def _kind(func: Any) -> _Kind:
