@@ -29,9 +29,9 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of run.json. It holds no environment variables, which may contain secrets.
 
-    `files` are the SHA-256 of the program's own files by path, and `commit` is the Git commit around them.
     `id` is unique for each run folder. `script` is the user's name for the program (`train.py`, `-m package.train`, or
-    a launcher's command). `script_digest` is the SHA-256 of its text, or empty. `program` is its identity (see
+    a launcher's command). `script_digest` is the SHA-256 of its text, or empty. `files` are the SHA-256 of the
+    program's own files by path, and `commit` is the Git commit around them. `program` is its identity (see
     vocab/program.py), empty in recordings of older versions. `torch` is empty until a process reports its version.
     `started` and `ended` are in ISO 8601. While the run continues, or if it was killed, `ended` is empty and
     `exit_code` None. `stopped_by_us` distinguishes a training that was stopped on request from one that failed.

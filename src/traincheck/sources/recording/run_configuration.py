@@ -14,10 +14,10 @@ from traincheck.vocab.run_configuration import RunConfiguration
 
 PREFIXES = (
     *("ATEN_", "CUBLAS_", "CUDA_", "CUDNN_", "DNNL_", "HIPBLASLT_", "HSA_", "KMP_", "MIOPEN_", "MKL_", "NCCL_"),
-    *("NVIDIA_TF32_", "NVTE_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "ROCBLAS_", "TORCHINDUCTOR_", "TORCH_"),
-    *("TRITON_", "XLA_"),
+    *("NVIDIA_TF32_", "NVTE_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "ROCBLAS_", "TORCHINDUCTOR_", "TRITON_"),
+    *("TORCH_ALLOW_", "TORCH_BLAS_", "TORCH_CUDNN_", "TORCH_LINALG_", "TORCH_ROCM_", "XLA_"),
 )
-"""Prefixes of environment variables that libraries of torch read."""
+"""Prefixes of environment variables that can change a number. Others of torch (`TORCH_NCCL_`, `TORCH_LOGS`) do not."""
 
 LONGEST = 200
 """Characters of a value."""
@@ -65,7 +65,7 @@ def _settings() -> Iterator[tuple[str, str]]:
 def _device() -> str:
     """The name of the accelerator that the program uses, or `cpu`. It initialises none."""
     if torch.cuda.is_initialized():
-        return torch.cuda.get_device_name()
+        return str(torch.cuda.get_device_name())
     xpu = getattr(torch, "xpu", None)
     if xpu is not None and xpu.is_initialized():
         return str(xpu.get_device_name())
