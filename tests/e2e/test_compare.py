@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pages import Page
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = """
 import hashlib
@@ -94,6 +96,28 @@ def test_another_constant_is_named_with_its_line(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_configuration_comes_first_and_is_silent_if_equal(folder: Path) -> None:
+    done = traincheck(folder, "compare", "before", "scale")
+    assert done.stdout.splitlines()[1] == "  also different: arguments scale (only scale)"
+    report = json.loads(traincheck(folder, "compare", "before", "again", "--json").stdout)
+    assert report["configuration"] == []
+    (note,) = (folder / "before").glob("process-*.json")
+    configuration = json.loads(note.read_text())["configuration"]
+    assert configuration["settings"]["default dtype"] == "float32"
+    assert configuration["environment"]["OMP_NUM_THREADS"] == configuration["settings"]["threads"] == "1"
+
+
+@pytest.mark.slow
+def test_the_page_shows_both_runs_with_their_code(folder: Path) -> None:
+    done = traincheck(folder, "compare", "before", "scale", "--report", "html=page.html", "--report", "markdown=-")
+    assert done.returncode == 3 and done.stdout.startswith("## TrainCheck: different: "), done.stderr
+    page = Page((folder / "page.html").read_text())
+    assert page.text.count("return self.head(self.drop(x.flatten(1) * (1.01") == 2  # the line of both call sites
+    assert len(page.all("mark")) == 2 and "mul(1.01)" in page.text
+    assert "Loss: differs from step 1 on" in page.text
+
+
+@pytest.mark.slow
 def test_the_order_of_data_is_named_in_its_step(folder: Path) -> None:
     done = traincheck(folder, "compare", "before", "order", "--json")
     assert done.returncode == 3, done.stderr
@@ -101,6 +125,11 @@ def test_the_order_of_data_is_named_in_its_step(folder: Path) -> None:
     assert [step["step"] for step in report["steps"]] == [1, 2, 3, 4]
     assert {(each["kind"], each["phase"]) for each in report["origins"]} == {("data", "before")}
     assert report["origins"][0]["step"] == 4 and report["victims"]["forward"]
+    spread = report["spread"]
+    assert [step["step"] for step in spread["steps"]] == [1, 2, 3, 4, 5, 6]
+    assert [step["parameters"] for step in spread["steps"][:3]] == [0, 0, 0] < [spread["steps"][3]["parameters"]]
+    assert [loss["a"] == loss["b"] for loss in spread["losses"]] == [True, True, True, False, False, False]
+    assert {"conv", "norm", "head"} <= {module["module"] for module in spread["modules"]}
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": GROUND | {"plugins"},
     "relations": {"vocab", "errors"},
     "diagnoses": {"vocab", "errors", "plugins", "relations"},
-    "reporting": GROUND | {"diagnoses"},
+    "reporting": GROUND | {"diagnoses", "comparison"},
     "invariants": GROUND,
     "inference": GROUND | RULES,
     "checking": GROUND | RULES | {"diagnoses"},

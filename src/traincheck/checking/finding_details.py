@@ -48,14 +48,14 @@ def finding_details(folder: Path, report: Report, rules: Sequence[Invariant] = (
         return tuple(FindingDetails(note=str(error)) for _ in report.findings)
     by_id = {rule.id: rule for rule in rules}
     recordings = _Recordings(run, by_id)
-    roots = _roots(folder)
+    roots = roots_of(folder)
     return tuple(
         _details_of(finding, recordings if index < MAX_SHOWN else None, manifest, folder, report, roots)
         for index, finding in enumerate(report.findings)
     )
 
 
-def _roots(folder: Path) -> list[Path]:
+def roots_of(folder: Path) -> list[Path]:
     """Return folders in which the program may have been started: the current folder, and those above the run folder."""
     try:
         return [Path(), *folder.absolute().parents[:ABOVE]]

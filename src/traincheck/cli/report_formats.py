@@ -5,7 +5,7 @@ See Note [Sinks by name].
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,10 +49,20 @@ def requested(config: Config, runs: int = 1, as_json: bool = False) -> list[Requ
     texts = [(text, config.origin("reports")) for text in config.reports]
     if as_json:
         texts.insert(0, (f"{JSON}={STDOUT}", OPTIONS["json"].flag))
+    return requests_of(texts, _sink, runs)
+
+
+def requests_of(
+    texts: Sequence[tuple[str, str]], find: Callable[[str, str, str], Any], runs: int = 1
+) -> list[RequestedSink]:
+    """The formats that texts `FORMAT[=FILE]` with their origins request, see `requested`.
+
+    `find` returns the format of a name, for its text and origin, or raises BadOption.
+    """
     requests: list[RequestedSink] = []
     for text, origin in texts:
         name, _, target = text.partition("=")
-        sink = _sink(name, text, origin)
+        sink = find(name, text, origin)
         file = getattr(sink, "file", None)
         if not isinstance(file, str):
             raise PluginError(GROUP, name, "its attribute `file` must name its default file, or be '' without a file")

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
+from traincheck.comparison.configuration import COMMIT, SOURCE, SWITCH, ConfigurationDifference
 from traincheck.comparison.mark_report import mark_data, mark_lines, mark_title
 from traincheck.comparison.run_comparison import SAME, Comparison
+from traincheck.comparison.spread import (
+    Loss,
+    ModuleReached,
+    Spread,
+    StepDistances,
+    first_different,
+    modules_reached,
+)
 from traincheck.comparison.step_comparison import (
     CODE,
     DATA,
@@ -16,11 +27,15 @@ from traincheck.comparison.step_comparison import (
     INITIALISATION,
     NUMBERS,
     RANDOM,
+    ROUNDED,
     Difference,
 )
 from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, GRADIENT, UPDATE, Operation, Sketch
 
 MOST_ORIGINS, MOST_ALIKE, MOST_OPERATIONS = 5, 3, 6
+MOST_MODULES, MOST_SETTINGS = 16, 60
+WIDTH, LONGEST = 110, 60
+"""Characters of a line, and of a value of the configuration."""
 
 _TITLES = {
     DATA: "The runs compute with different data",
@@ -46,17 +61,22 @@ _WHERE = {
 }
 
 
-def lines(comparison: Comparison, a: str, b: str) -> Iterator[str]:
-    """The comparison for people."""
-    steps, marks = comparison.steps, comparison.marks
+def lines(
+    comparison: Comparison,
+    a: str,
+    b: str,
+    configuration: Sequence[ConfigurationDifference] = (),
+    losses: Sequence[Loss] = (),
+) -> Iterator[str]:
+    """The comparison for people. `losses` are those up to the first that differs."""
+    yield headline(comparison)
+    if configuration:
+        texts = [difference_text(each, a, b) for each in configuration]
+        yield from _wrapped(f"also different: {', '.join(texts)}", 3)
     if comparison.origins:
-        yield from _origins(comparison, a, b)
-    elif marks.first is not None:
-        yield f"different: {mark_title(marks.first)}"
-    else:
-        yield _equality(comparison)
-    yield from mark_lines(marks, a, b, is_alone=not comparison.origins)
-    if not steps:
+        yield from _origins(comparison, a, b, losses)
+    yield from mark_lines(comparison.marks, a, b, is_alone=not comparison.origins)
+    if not comparison.steps:
         yield "  not compared: operations, as the runs have no step in common, or no module"
     for new, old in comparison.renamed.items():
         yield f"  {new} of {b} was compared with {old} of {a}"
@@ -64,8 +84,12 @@ def lines(comparison: Comparison, a: str, b: str) -> Iterator[str]:
         yield f"  not compared: a part of a step, as {reason}"
 
 
-def _equality(comparison: Comparison) -> str:
-    """Runs without an origin, in words."""
+def headline(comparison: Comparison) -> str:
+    """The result in one line."""
+    if comparison.origins:
+        return f"different: {title(comparison.origins[0])}"
+    if comparison.marks.first is not None:
+        return f"different: {mark_title(comparison.marks.first)}"
     steps, is_same = comparison.steps, comparison.result == SAME
     if not steps:
         return "equal: all marks have the same values" if is_same else "equal up to rounding: all marks"
@@ -77,9 +101,33 @@ def _equality(comparison: Comparison) -> str:
     return f"equal up to rounding: {rounded:,} of {total:,} results differ by no more, in {compared}"
 
 
-def _origins(comparison: Comparison, a: str, b: str) -> Iterator[str]:
+def difference_text(difference: ConfigurationDifference, a: str, b: str) -> str:
+    """A difference of the configuration: `torch 2.4.0 / 2.13.0`, `--fused (only after)`."""
+    name, values = difference.name, (difference.a, difference.b)
+    is_file = difference.kind == SOURCE and name != COMMIT
+    if None not in values:
+        own, other = (textwrap.shorten(str(value), LONGEST, placeholder=" ...") for value in values)
+        return f"{name} (other contents)" if is_file else f"{name} {own} / {other}"
+    value = textwrap.shorten(str(difference.a or difference.b), LONGEST, placeholder=" ...")
+    shown = name if is_file or value == SWITCH else f"{name} {value}"
+    return f"{shown} (only {a if difference.b is None else b})"
+
+
+def _wrapped(text: str, most: int) -> list[str]:
+    """The text in at most so many indented lines."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        max_lines=most,
+        placeholder=" ... (--json has all)",
+        break_on_hyphens=False,
+    )
+
+
+def _origins(comparison: Comparison, a: str, b: str, losses: Sequence[Loss]) -> Iterator[str]:
     first = comparison.origins[0]
-    yield f"different: {_title(first)}"
     if comparison.since and comparison.since < first.step - 1:
         yield f"  it begins between step {comparison.since} and step {first.step}; sketch each of them to find it"
     yield from _describe(first, a, b)
@@ -91,35 +139,80 @@ def _origins(comparison: Comparison, a: str, b: str) -> Iterator[str]:
     if others:
         yield f"  other origins in step {first.step}: {len(others)}"
         for origin in others[:MOST_ORIGINS]:
-            yield f"    {origin.operation.name} in {_place(origin)}: {_apart(origin.results)} ({origin.kind})"
+            yield f"    {origin.operation.name} in {_place(origin)}: {apart_text(origin.results)} ({origin.kind})"
     phases = Counter(victim.operation.phase for victim in comparison.victims)
     if phases:
         behind = ", ".join(f"{count} {phase}" for phase, count in phases.items())
         yield f"  behind it, {sum(phases.values())} operations of this step get other inputs: {behind}"
-    yield f"  {_ADVICE[first.kind]}"
+    reached = modules_reached(comparison)
+    yield from _wrapped(f"spread: {spread_text(reached)}" if reached else "", 4)
+    yield from _wrapped(loss_text(losses), 1)
+    yield f"  {advice(first)}"
+
+
+def advice(origin: Difference) -> str:
+    """What to compare or to do about an origin."""
+    return _ADVICE[origin.kind]
+
+
+def spread_text(modules: Sequence[ModuleReached]) -> str:
+    """The modules in the order in which a difference reaches them, by phase."""
+    parts = []
+    for phase, group in groupby(modules[:MOST_MODULES], key=lambda module: module.phase):
+        parts.append(f"{phase} {', '.join(f'{each.module} ({percent(each.distance)})' for each in group)}")
+    more = f"; and {len(modules) - MOST_MODULES} more modules" if len(modules) > MOST_MODULES else ""
+    return f"{'; '.join(parts)}{more}"
+
+
+def loss_text(rows: Sequence[Loss]) -> str:
+    """In which step the losses first differ, and by how much; empty if no loss is known."""
+    if not rows:
+        return ""
+    first = first_different(rows)
+    if first is None:
+        return f"loss: the same bits in {len(rows)} step{'s' if len(rows) > 1 else ''}"
+    how = "by rounding " if first.distance <= ROUNDED else ""
+    return f"loss: differs {how}from step {first.step} on, {first.a:.6g} / {first.b:.6g} ({percent(first.distance)})"
+
+
+def percent(distance: float) -> str:
+    """A relative distance in percent."""
+    if not math.isfinite(distance):
+        return "another shape, or not finite"
+    return f"{distance:.0%}" if distance >= 1 else f"{100 * distance:.2g}%"
 
 
 def _group(origin: Difference) -> tuple[str, str, str]:
     return origin.operation.phase, origin.operation.name, origin.kind
 
 
-def _title(origin: Difference) -> str:
+def title(origin: Difference) -> str:
+    """What the kind of an origin means, and its step."""
     return f"{_TITLES[origin.kind]}, in step {origin.step}"
 
 
 def _describe(origin: Difference, a: str, b: str) -> Iterator[str]:
     operation, width = origin.operation, max(map(len, (a, b, "results")))
-    yield f"  {'where':{width}}  {_place(origin)}, {_WHERE.get(operation.phase, f'in the {operation.phase}')}"
-    for label, own, others in ((a, origin.a, origin.others_a), (b, origin.b, origin.others_b)):
-        yield f"  {label:{width}}  {_operations(own, others)}"
+    yield f"  {'where':{width}}  {where(origin)}"
+    for label, own, others, partner in (
+        (a, origin.a, origin.others_a, origin.b),
+        (b, origin.b, origin.others_b, origin.a),
+    ):
+        yield f"  {label:{width}}  {operations_text(own, others, partner)}"
     if origin.values is None:
         return
     if operation.phase not in (BEFORE, GRADIENT, UPDATE):
-        equal = "the same bits" if origin.inputs == 0 else f"equal inputs ({_apart(origin.inputs)})"
+        equal = "the same bits" if origin.inputs == 0 else f"equal inputs ({apart_text(origin.inputs)})"
         yield f"  {'inputs':{width}}  {equal}"
-    yield f"  {'results':{width}}  {_apart(origin.results)}"
+    yield f"  {'results':{width}}  {apart_text(origin.results)}"
     for label, sketch in zip((a, b), origin.values, strict=True):
-        yield f"  {label:{width}}  {_tensor(sketch)}"
+        yield f"  {label:{width}}  {tensor_text(sketch)}"
+
+
+def where(origin: Difference) -> str:
+    """The module or the variable of an origin, and the part of the step."""
+    phase = origin.operation.phase
+    return f"{_place(origin)}, {_WHERE.get(phase, f'in the {phase}')}"
 
 
 def _place(origin: Difference) -> str:
@@ -128,17 +221,43 @@ def _place(origin: Difference) -> str:
     return f"{name} ({operation.name})" if operation.phase in (BEFORE, BACKWARD) else name
 
 
-def _operations(own: Operation | None, others: Sequence[Operation]) -> str:
+def operations_text(own: Operation | None, others: Sequence[Operation], partner: Operation | None = None) -> str:
+    """The operations of an origin in one run, with settings and line of code. `partner` is that of the other run."""
     shown = list(others) or ([own] if own is not None else [])
     if not shown:
         return "nothing"
-    texts = [f"{each.name}({each.settings})" if each.settings else each.name for each in shown[:MOST_OPERATIONS]]
+    texts = [_call(each, partner if each is own else None) for each in shown[:MOST_OPERATIONS]]
     more = f" and {len(shown) - len(texts)} more" if len(shown) > len(texts) else ""
     site = next((each.site for each in shown if each.site), "")
     return f"{', '.join(texts)}{more}{f' at {site}' if site else ''}"
 
 
-def _apart(distance: float) -> str:
+def _call(operation: Operation, partner: Operation | None) -> str:
+    settings = "".join(text for text, _ in settings_parts(operation, partner))
+    return f"{operation.name}({settings})" if settings else operation.name
+
+
+def settings_parts(operation: Operation, partner: Operation | None) -> list[tuple[str, bool]]:
+    """The settings of an operation in parts, and whether a part is not among the settings of its partner.
+
+    Long settings are shortened to the parts that differ.
+    """
+    words = operation.settings.split(", ") if operation.settings else []
+    others = set(partner.settings.split(", ")) if partner is not None else set(words)
+    differ = [word for word in words if word not in others]
+    if len(operation.settings) > MOST_SETTINGS and differ:
+        return [(", ".join(differ), True), (", ...", False)]
+    if len(operation.settings) > MOST_SETTINGS:
+        return [(f"{operation.settings[:MOST_SETTINGS]} ...", False)]
+    parts: list[tuple[str, bool]] = []
+    for word in words:
+        parts += [(", ", False)] if parts else []
+        parts.append((word, word not in others))
+    return parts
+
+
+def apart_text(distance: float) -> str:
+    """A distance in words."""
     if distance == 0:
         return "the same bits"
     if math.isinf(distance):
@@ -146,7 +265,8 @@ def _apart(distance: float) -> str:
     return f"{distance:.2g} apart (relative)" if distance < 0.001 else f"{distance:.2%} apart"
 
 
-def _tensor(sketch: Sketch) -> str:
+def tensor_text(sketch: Sketch) -> str:
+    """A sketched tensor in words."""
     shape = "x".join(map(str, sketch.shape)) or "a number"
     elements = ", ".join(f"{each:.6g}" for each in sketch.elements)
     return f"{sketch.dtype}, {shape}, norm {sketch.norm:.6g}, elements {elements}"
@@ -155,12 +275,19 @@ def _tensor(sketch: Sketch) -> str:
 # -- data ------------------------------------------------------------------------------------------------------------
 
 
-def data(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
-    """The comparison as JSON data."""
+def data(
+    comparison: Comparison,
+    a: str,
+    b: str,
+    configuration: Sequence[ConfigurationDifference] = (),
+    spread: Spread | None = None,
+) -> dict[str, Any]:
+    """The comparison as JSON data. Distances that are infinite or unknown are None."""
     return {
         "a": a,
         "b": b,
         "result": comparison.result,
+        "configuration": [{"kind": each.kind, "name": each.name, "a": each.a, "b": each.b} for each in configuration],
         "since": comparison.since,
         "steps": [
             {"step": step.step, "same": step.same, "rounding": step.rounding, "different": step.different}
@@ -168,9 +295,45 @@ def data(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
         ],
         "origins": [_difference(origin) for origin in comparison.origins],
         "victims": dict(Counter(victim.operation.phase for victim in comparison.victims)),
+        "spread": None if spread is None else _spread(spread),
         "renamed": comparison.renamed,
         "incomplete": list(comparison.incomplete),
         "marks": mark_data(comparison.marks),
+    }
+
+
+def _spread(spread: Spread) -> dict[str, Any]:
+    return {
+        "modules": [_module(each) for each in spread.modules],
+        "steps": [_step(each) for each in spread.steps],
+        "losses": [
+            {"step": each.step, "a": _number(each.a), "b": _number(each.b), "distance": _number(each.distance)}
+            for each in spread.losses
+        ],
+    }
+
+
+def _module(reached: ModuleReached) -> dict[str, Any]:
+    return {
+        "module": reached.module,
+        "phase": reached.phase,
+        "operation": reached.operation,
+        "distance": _number(reached.distance),
+        "largest": _number(reached.largest),
+        "origin": reached.is_origin,
+    }
+
+
+def _step(distances: StepDistances) -> dict[str, Any]:
+    return {
+        "step": distances.step,
+        "same": distances.same,
+        "rounding": distances.rounding,
+        "different": distances.different,
+        "parameters": _number(distances.parameters),
+        "largest": _number(distances.largest),
+        "farthest": distances.farthest,
+        "modules": {module: _number(apart) for module, apart in distances.modules.items()},
     }
 
 
@@ -198,5 +361,5 @@ def _run(own: Operation | None, others: Sequence[Operation], sketch: Sketch | No
     }
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from traincheck.comparison.alignment import Rename
 from traincheck.comparison.layouts import Layouts, joined_alike
 from traincheck.comparison.marks import NO_MARKS, MarkComparison, compare_marks, marks_of_run
 from traincheck.comparison.shared_names import share_modules, with_equal_names
@@ -21,6 +23,15 @@ Ranks = tuple[StepOperations, ...]
 
 SAME, ROUNDING, DIFFERENT = "same", "rounding", "different"
 """Results: equal bits; equal within what rounding explains; different."""
+
+
+class CommonStep(NamedTuple):
+    """A step of both runs in one layout. `rename` gives names of the second run those of the first."""
+
+    own: StepOperations
+    other: StepOperations
+    rename: Rename
+    renamed: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class Comparison:
     """The result of a comparison: the origins in the first step that has some, and the operations behind them.
 
     `since` is the last step before the origins that was compared, 0 for none. `incomplete` says what was not recorded.
+    `first` is the comparison of the step with the origins.
     """
 
     steps: tuple[StepResult, ...]
@@ -47,6 +59,7 @@ class Comparison:
     incomplete: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
     marks: MarkComparison = NO_MARKS
+    first: StepComparison | None = field(default=None, repr=False, compare=False)
 
     @property
     def result(self) -> str:
@@ -57,74 +70,164 @@ class Comparison:
         return ROUNDING if rounded else SAME
 
 
+class RunComparison:
+    """Compares pairs of steps in the order of the runs, until a step has an origin.
+
+    Names and layouts of both runs are matched in the first pair. If the runs have common marks and no common module,
+    steps are compared where names are equal.
+    """
+
+    def __init__(self, marks: MarkComparison = NO_MARKS) -> None:
+        self._marks = marks
+        self._results: list[StepResult] = []
+        self._incomplete: dict[str, None] = {}
+        self._layouts = PairLayouts()
+        self._by_name: bool | None = None
+        self._before: dict[str, float] | None = None
+        self._last = 0
+        self.different: Comparison | None = None
+        """The comparison up to the first step with an origin; None as long as there is none."""
+
+    @property
+    def steps(self) -> int:
+        """The number of compared steps."""
+        return len(self._results)
+
+    def add(self, a: Ranks, b: Ranks) -> None:
+        """Compare a step of the first run with the same step of the second. Call it only while `different` is None."""
+        self._incomplete.update(dict.fromkeys(step.incomplete for step in (*a, *b) if step.incomplete))
+        own, other, rename, _ = self._layouts.common_step(a, b)
+        if self._by_name is None:
+            self._by_name = bool(self._marks.compared) and not share_modules(own, other, rename)
+        if self._by_name:
+            own, other = with_equal_names(own, other, rename)
+            if not own.operations:
+                return
+        adjacent = own.step == self._last + 1
+        compared = StepComparison(own, other, rename, self._before if adjacent else None)
+        all_same = all(result.rounding == result.different == 0 for result in self._results)
+        self._results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
+        origins = compared.origins if adjacent or all_same else [each for each in compared.origins if not _old(each)]
+        if origins:
+            self.different = self._comparison(tuple(origins), compared)
+        self._before, self._last = compared.updated, own.step
+
+    @property
+    def comparison(self) -> Comparison:
+        """The result so far."""
+        return self.different or self._comparison()
+
+    def _comparison(self, origins: tuple[Difference, ...] = (), compared: StepComparison | None = None) -> Comparison:
+        return Comparison(
+            tuple(self._results),
+            origins,
+            tuple(compared.victims) if compared is not None else (),
+            self._last if origins else 0,
+            tuple(self._incomplete),
+            self._layouts.shown,
+            self._marks,
+            compared,
+        )
+
+
+class PairLayouts:
+    """Joins the ranks of pairs of steps, and brings both runs into the layout of the first pair."""
+
+    def __init__(self) -> None:
+        self._layouts: Layouts | None = None
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Names of the second run by those of the first, where they differ."""
+        return self._layouts.shown if self._layouts else {}
+
+    def common_step(self, a: Ranks, b: Ranks) -> CommonStep:
+        """A step of all ranks of both runs as one of each."""
+        own, other = joined_alike(a, b)
+        self._layouts = layouts = self._layouts or Layouts(own, other)
+        return CommonStep(*layouts.apply(own, other), layouts.renaming, layouts.shown)
+
+
 def compare_runs(a: Path, b: Path) -> Comparison:
     """Compare two runs of one rank or several.
 
-    Runs with common marks need no step in common. If such runs have no module in common either, steps are compared
-    where names are equal. Raises NothingToCompare if a run has no sketched operations, or the runs have no sketched
-    step in common, and the errors of `RunFolder`.
+    Runs with common marks need no step in common. Raises NothingToCompare if a run has no sketched operations, or the
+    runs have no sketched step in common, and the errors of `RunFolder`.
     """
     marks = compare_marks(marks_of_run(a), marks_of_run(b))
-    steps = _steps(a), _steps(b)
-    for path, of_run in zip((a, b), steps, strict=True):
-        if not of_run and not marks.compared:
+    for path in (a, b):
+        if not marks.compared and not _has_steps(path):
             raise NothingToCompare(path, "it has no sketches of operations, and no marks that the other run has")
-    return compare_steps(*steps, (a, b), marks)
+    return _compare(_pairs(a, b), (a, b), marks)
 
 
-def _steps(path: Path) -> list[Ranks]:
-    """The steps of a run that all ranks have sketched, each of all ranks."""
-    ranks = [list(read_operations(file)) for file in RunFolder.open(path).first_operation_files()]
-    if not all(ranks) or not ranks:
-        return []
-    by_step = [{step.step: step for step in steps} for steps in ranks]
-    return [tuple(steps[number] for steps in by_step) for number in by_step[0] if all(map(_has(number), by_step))]
-
-
-def _has(number: int) -> Callable[[dict[int, StepOperations]], bool]:
-    return lambda steps: number in steps
-
-
-def compare_steps(
-    a: Sequence[Ranks],
-    b: Sequence[Ranks],
-    paths: tuple[Path, Path] = (Path("A"), Path("B")),
-    marks: MarkComparison = NO_MARKS,
-) -> Comparison:
+def compare_steps(a: Sequence[Ranks], b: Sequence[Ranks], marks: MarkComparison = NO_MARKS) -> Comparison:
     """Compare sketched steps of two runs, whose marks are compared already; see `compare_runs`."""
-    others = {ranks[0].step: ranks for ranks in b}
-    common = [(ranks, others[ranks[0].step]) for ranks in a if ranks[0].step in others]
-    if not common and not marks.compared:
+    pairs = steps_in_common(list(zip(*a, strict=True)), list(zip(*b, strict=True)))
+    return _compare(pairs, (Path("A"), Path("B")), marks)
+
+
+def common_steps(a: Path, b: Path) -> Iterator[CommonStep]:
+    """The steps that both runs have sketched, in their order, one at a time. Raises the errors of `RunFolder`."""
+    return in_one_layout(_pairs(a, b))
+
+
+def in_one_layout(pairs: Iterable[tuple[Ranks, Ranks]]) -> Iterator[CommonStep]:
+    """Join the ranks of each step, and bring both runs into the layout of the first step."""
+    layouts = PairLayouts()
+    return (layouts.common_step(*pair) for pair in pairs)
+
+
+def _compare(pairs: Iterable[tuple[Ranks, Ranks]], paths: tuple[Path, Path], marks: MarkComparison) -> Comparison:
+    run = RunComparison(marks)
+    for own, other in pairs:
+        run.add(own, other)
+        if run.different is not None:
+            break
+    if not run.steps and not marks.compared:
         raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {paths[0]}")
-    layouts: Layouts | None = None
-    by_name = False
-    results: list[StepResult] = []
-    incomplete = tuple(
-        dict.fromkeys(each.incomplete for pair in common for ranks in pair for each in ranks if each.incomplete)
-    )
-    before: dict[str, float] | None = None
-    last = 0
-    for ranks in common:
-        own, other = joined_alike(*ranks)
-        if layouts is None:
-            layouts = Layouts(own, other)
-            by_name = bool(marks.compared) and not share_modules(own, other, layouts.renaming)
-        own, other = layouts.apply(own, other)
-        if by_name:
-            own, other = with_equal_names(own, other, layouts.renaming)
-            if not own.operations:
-                continue
-        adjacent = own.step == last + 1
-        compared = StepComparison(own, other, layouts.renaming, before if adjacent else None)
-        all_same = all(result.rounding == result.different == 0 for result in results)
-        results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
-        origins = compared.origins if adjacent or all_same else [each for each in compared.origins if not _old(each)]
-        if origins:
-            victims = tuple(compared.victims)
-            return Comparison(tuple(results), tuple(origins), victims, last, incomplete, layouts.shown, marks)
-        before, last = compared.updated, own.step
-    renamed = layouts.shown if layouts else {}
-    return Comparison(tuple(results), incomplete=incomplete, renamed=renamed, marks=marks)
+    return run.comparison
+
+
+def recorded_ranks(path: Path) -> list[Iterator[StepOperations]]:
+    """The steps of each rank of a recorded run. Raises as `compare_runs`, before the first step is read."""
+    if not _has_steps(path):
+        raise NothingToCompare(path, "it has no sketches of operations")
+    return [read_operations(file) for file in RunFolder.open(path).first_operation_files()]
+
+
+def _has_steps(path: Path) -> bool:
+    files = RunFolder.open(path).first_operation_files()
+    return bool(files) and all(next(read_operations(file), None) is not None for file in files)
+
+
+def _pairs(a: Path, b: Path) -> Iterator[tuple[Ranks, Ranks]]:
+    ranks = [[read_operations(file) for file in RunFolder.open(path).first_operation_files()] for path in (a, b)]
+    return steps_in_common(*ranks)
+
+
+def steps_in_common(
+    a: Sequence[Iterable[StepOperations]], b: Sequence[Iterable[StepOperations]]
+) -> Iterator[tuple[Ranks, Ranks]]:
+    """The steps that all ranks of two runs have sketched, in the order of their numbers, for each run.
+
+    Holds one step of each rank, and reads the ranks in their order: none is read after an earlier one has ended.
+    """
+    streams = [iter(rank) for rank in (*a, *b)]
+    current: list[StepOperations | None] = [None] * len(streams)
+    number = 0
+    while a and b:
+        for index, stream in enumerate(streams):
+            step = current[index]
+            while step is None or step.step < number:
+                step = next(stream, None)
+                if step is None:
+                    return
+            current[index], number = step, step.step
+        steps = tuple(step for step in current if step is not None)
+        if all(step.step == number for step in steps):
+            yield steps[: len(a)], steps[len(a) :]
+            number += 1
 
 
 def _old(origin: Difference) -> bool:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from traincheck.comparison.alignment import Pair, Rename, aligned
 from traincheck.comparison.distance import AMPLIFIES, distance, rounding
@@ -42,6 +43,9 @@ DATA, RANDOM, INITIALISATION, CODE, GRADIENTS, NUMBERS = KINDS = (
 """Kinds of origins. *Other operations*: the runs execute different operations, or with different settings. *Gradients*:
 the backwards are equal, and the gradients that an optimizer gets are not. *Numbers*: all else."""
 
+SAME, ROUNDING, ORIGIN, VICTIM = "same", "rounding", "origin", "victim"
+"""Verdicts on an operation that both runs have."""
+
 ROUNDED = 1e-4
 """Explained differences up to this one count as rounding, others as victims."""
 
@@ -50,6 +54,14 @@ SURE = 0.01
 
 UPDATE_AMPLIFIES = 1000.0
 """An update may divide a gradient by its own size, so that elements near zero take full steps in any direction."""
+
+
+class Judged(NamedTuple):
+    """The verdict on a pair of operations, and the relative distances of their inputs and results."""
+
+    verdict: str
+    inputs: float
+    results: float
 
 
 @dataclass(frozen=True)
@@ -89,9 +101,11 @@ class StepComparison:
         before: dict[str, float] | None = None,
     ) -> None:
         self.step = a.step
-        self._a, self._b = a, b
+        self.a, self.b = a, b
         self._before = before
         self.pairs: list[Pair] = aligned(a.operations, b.operations, rename)
+        self.judged: list[Judged] = []
+        """The verdict on each pair."""
         self._partner = dict(self.pairs)
         self._producers = _producers(a.operations), _producers(b.operations)
         self._unpaired = (
@@ -113,14 +127,14 @@ class StepComparison:
         gradients: dict[str, float] = {}
         initial: dict[str, float] = {}
         worst_backward = 0.0
-        for index, a in enumerate(self._a.operations):
+        for index, a in enumerate(self.a.operations):
             if index not in self._partner:
                 known = max((uncertain.get(value, 0.0) for value in a.inputs), default=0.0)
                 uncertain.update(dict.fromkeys(a.outputs, known))
                 continue
-            b = self._b.operations[self._partner[index]]
+            b = self.b.operations[self._partner[index]]
             if a.phase == AFTER:
-                self._compare_state(a, b, initial.get(a.module, 0.0))
+                self.judged.append(self._compare_state(a, b, initial.get(a.module, 0.0)))
                 continue
             computed = a.phase in (FORWARD, BACKWARD) or a.name == INPUT
             results = self._distance(a.outputs, b.outputs, self._incoming(a), summands=computed)
@@ -138,9 +152,9 @@ class StepComparison:
             uncertain.update(dict.fromkeys(a.outputs, max(inputs, results)))
             if a.phase == BACKWARD and a.name != SUM:
                 worst_backward = max(worst_backward, inputs, results)
-            self._judge(a, b, inputs, results)
+            self.judged.append(Judged(self._judge(a, b, inputs, results), inputs, results))
 
-    def _compare_state(self, a: Operation, b: Operation, initial: float) -> None:
+    def _compare_state(self, a: Operation, b: Operation, initial: float) -> Judged:
         """Compare a parameter or buffer at the end of the step, which an operation wrote or something unknown."""
         values = a.outputs or a.inputs, b.outputs or b.inputs
         results = self._distance(*values, summands=False)
@@ -150,30 +164,30 @@ class StepComparison:
         b = Operation(AFTER, b.name, b.module, inputs=values[1], outputs=values[1])
         stretch = self._stretch_before(a, b) if results > self._rounding(a, b) else None
         if stretch is None:
-            self._judge(a, b, inputs, results)
-        else:
-            self.different += 1
-            self.origins.append(stretch)
+            return Judged(self._judge(a, b, inputs, results), inputs, results)
+        self.different += 1
+        self.origins.append(stretch)
+        return Judged(VICTIM, inputs, results)
 
     def _add_lacking(self) -> None:
         """Add the gradients, updates and state that only one run has. The values that they would have got are equal."""
-        for run, operations in enumerate((self._a.operations, self._b.operations)):
+        for run, operations in enumerate((self.a.operations, self.b.operations)):
             for index in sorted(self._unpaired[run]):
                 operation = operations[index]
                 if operation.phase in (GRADIENT, UPDATE, AFTER):
                     a, b = (operation, None) if run == 0 else (None, operation)
                     self.origins.append(Difference(self.step, CODE, 0.0, math.inf, a, b))
 
-    def _judge(self, a: Operation, b: Operation, inputs: float, results: float) -> None:
+    def _judge(self, a: Operation, b: Operation, inputs: float, results: float) -> str:
         if results == 0.0:
             self.same += 1
-            return
+            return SAME
         allowed = self._rounding(a, b)
         amplifies = UPDATE_AMPLIFIES if a.phase == UPDATE else 1.0 if a.phase == BEFORE else AMPLIFIES
         explained = a.name == SUM or results <= allowed + amplifies * inputs or amplifies * inputs >= 1.0
         if explained and results <= max(allowed, ROUNDED):
             self.rounding += 1
-            return
+            return ROUNDING
         self.different += 1
         kind = _kind(a, b) if math.isfinite(results) or a.phase == BEFORE else CODE
         difference = Difference(self.step, kind, inputs, results, a, b, self._sketches(a, b))
@@ -184,11 +198,12 @@ class StepComparison:
             difference = replace(difference, kind=CODE)
             explained = False
         (self.victims if explained else self.origins).append(difference)
+        return VICTIM if explained else ORIGIN
 
     # -- distances -------------------------------------------------------------------------------------------------
 
     def _values(self, run: int, numbers: Sequence[int]) -> list[Sketch]:
-        values = (self._a, self._b)[run].values
+        values = (self.a, self.b)[run].values
         return [values[number] for number in numbers]
 
     def _distance(self, a: Sequence[int], b: Sequence[int], least: float = 0.0, *, summands: bool = True) -> float:
@@ -201,7 +216,7 @@ class StepComparison:
         """The largest norm of the gradients that an operation of the backward takes."""
         if operation.phase != BACKWARD:
             return 0.0
-        producers, operations, values = self._producers[0], self._a.operations, self._a.values
+        producers, operations, values = self._producers[0], self.a.operations, self.a.values
         made = [each for each in operation.inputs if each in producers]
         norms = (values[each].norm for each in made if operations[producers[each]].phase == BACKWARD)
         return max(filter(math.isfinite, norms), default=0.0)
@@ -228,9 +243,9 @@ class StepComparison:
     def _stretch_before(self, a: Operation, b: Operation) -> Difference | None:
         """The different operations that computed the inputs of an operation, if their own inputs are equal."""
         for x, y in zip(a.inputs, b.inputs, strict=False):
-            values = self._a.values[x], self._b.values[y]
+            values = self.a.values[x], self.b.values[y]
             producer = self._producers[0].get(x)
-            least = self._incoming(self._a.operations[producer]) if producer is not None else 0.0
+            least = self._incoming(self.a.operations[producer]) if producer is not None else 0.0
             own, own_inputs = self._back(0, x)
             known = max((self._uncertain.get(value, 0.0) for value in own_inputs), default=0.0)
             if distance(*values, least) <= rounding(values, []) + AMPLIFIES * known:
@@ -239,8 +254,8 @@ class StepComparison:
             if not own and not other:
                 continue
             if _all_near(self._values(0, own_inputs), self._values(1, other_inputs)):
-                operations_a = tuple(self._a.operations[i] for i in own)
-                operations_b = tuple(self._b.operations[j] for j in other)
+                operations_a = tuple(self.a.operations[i] for i in own)
+                operations_b = tuple(self.b.operations[j] for j in other)
                 self._unpaired[0].difference_update(own)  # reported once
                 self._unpaired[1].difference_update(other)
                 first_a, first_b = (operations_a or (None,))[0], (operations_b or (None,))[0]
@@ -257,7 +272,7 @@ class StepComparison:
         if a.phase not in (FORWARD, BACKWARD) or len(a.inputs) != len(b.inputs):
             return False
         for x, y in zip(a.inputs, b.inputs, strict=True):
-            own, other = self._a.values[x], self._b.values[y]
+            own, other = self.a.values[x], self.b.values[y]
             is_other = own.size > 1 and AMPLIFIES * self._uncertain.get(x, 0.0) < SURE and not _is_near(own, other)
             if is_other and self._exists(1, own, before=b.outputs[0]) and self._exists(0, other, before=a.outputs[0]):
                 return True
@@ -265,7 +280,7 @@ class StepComparison:
 
     def _exists(self, run: int, sketch: Sketch, before: int) -> bool:
         """Whether a run has a value that is near, before another value."""
-        values = (self._a, self._b)[run].values
+        values = (self.a, self.b)[run].values
         same_size = self._by_size[run].get(sketch.size, ())
         return any(number < before and _is_near(sketch, values[number]) for number in same_size)
 
@@ -273,7 +288,7 @@ class StepComparison:
     def _by_size(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         """The values of each run that can be compared, by size."""
         runs: tuple[dict[int, list[int]], dict[int, list[int]]] = {}, {}
-        for by_size, step in zip(runs, (self._a, self._b), strict=True):
+        for by_size, step in zip(runs, (self.a, self.b), strict=True):
             for number, sketch in enumerate(step.values):
                 if sketch.packed_projections:
                     by_size.setdefault(sketch.size, []).append(number)
@@ -281,7 +296,7 @@ class StepComparison:
 
     def _back(self, run: int, value: int) -> tuple[list[int], list[int]]:
         """The operations without a partner that computed a value, in order, and the values that they began with."""
-        operations = (self._a, self._b)[run].operations
+        operations = (self.a, self.b)[run].operations
         producers, unpaired = self._producers[run], self._unpaired[run]
         found: set[int] = set()
         begun: dict[int, None] = {}

@@ -68,13 +68,18 @@ class Document:
 
     def close(self, report: Report) -> None:
         """Write the text, whole or not at all. Raises OutputError."""
-        text = self.text(report).encode("utf-8", "backslashreplace")
-        if self._target == STDOUT:
-            sys.stdout.write(text.decode())
-            sys.stdout.flush()
-        else:
-            write_whole(self._target, text)
+        write_document(self._target, self.text(report))
 
     def text(self, report: Report) -> str:
         """The report in this format, ending with a line break."""
         raise NotImplementedError
+
+
+def write_document(target: PathLike, text: str) -> None:
+    """Write a text to a file, whole or not at all, or to standard output for `-`. Raises OutputError."""
+    data = text.encode("utf-8", "backslashreplace")
+    if os.fspath(target) == STDOUT:
+        sys.stdout.write(data.decode())
+        sys.stdout.flush()
+    else:
+        write_whole(target, data)

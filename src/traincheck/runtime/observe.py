@@ -26,9 +26,10 @@ from traincheck.options import OPTIONS, RECORDED_WHOLE
 from traincheck.reporting.html.sink import render_html
 from traincheck.reporting.json_report import write_json
 from traincheck.runtime import process_session
+from traincheck.runtime.launching.code_version import commit_of
 from traincheck.runtime.launching.command_target import Target
 from traincheck.runtime.launching.imported_packages import program_of
-from traincheck.runtime.launching.program_identity import CheckedProgram, identity_of
+from traincheck.runtime.launching.program_identity import CheckedProgram, digests_of, identity_of
 from traincheck.runtime.launching.rule_selection import Rules, book_of
 from traincheck.runtime.launching.run_settings import Settings
 from traincheck.runtime.launching.run_setup import begin, checked_program, default_folder, now_in_words
@@ -260,6 +261,8 @@ def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], program:
             mode="collect" if book is None else "run",
             argv=tuple(sys.argv),
             script=program.script,
+            files=digests_of(Target.running(), Path.cwd()),
+            commit=commit_of(Path()),
             program=str(program.identity),
             python=platform.python_version(),
             started=now_in_words(),

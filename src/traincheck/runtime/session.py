@@ -42,6 +42,7 @@ from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR, Invariant
 from traincheck.vocab.option_values import ALL, OPERATIONS
+from traincheck.vocab.run_configuration import RunConfiguration
 
 if TYPE_CHECKING:
     from traincheck.sources.attachment import Attachment
@@ -75,6 +76,7 @@ class Session:
         self._ended = False  # the last note is written
         self._current_rank = CurrentRank(self._folder, self._process)
         self._faults: list[str] = []
+        self._configuration: RunConfiguration | None = None  # until the first training step
         self._missing: list[str] = []
         self._state = State()
         self._control_follower: ControlFollower | None = None
@@ -334,6 +336,16 @@ class Session:
 
     # -- events -----------------------------------------------------------------------------------
 
+    def _read_configuration(self) -> RunConfiguration:
+        """Read the configuration of the process on the training thread."""
+        from traincheck.sources.recording.run_configuration import read_configuration
+
+        try:
+            return read_configuration()
+        except Exception as error:  # of an object in sys.modules that is no module, for example
+            self._fault("configuration", error, "comparisons of this run do not show its configuration")
+            return RunConfiguration()
+
     def _find_rank(self) -> int:
         """The rank of this process; called at the end of a window, by when the rank is known."""
         if not self._current_rank.settled:
@@ -348,6 +360,8 @@ class Session:
         return self._current_rank.info
 
     def _window(self, window: Window) -> None:
+        if self._configuration is None and window.step:
+            self._configuration = self._read_configuration()
         self._window_recorder.window_closed(
             window, is_burst=self._burst_recorder is not None and self._burst_recorder.is_recording
         )
@@ -438,6 +452,7 @@ class Session:
             exchange=self._publisher is not None and self._publisher.exchanging,
             torch=str(torch.__version__),
             python=platform.python_version(),
+            configuration=self._configuration,
             windows=self._pipeline.closed,
             dropped=self._pipeline.dropped + self.recorder.dropped_windows,
             left_out=self._window_recorder.skipped_steps,

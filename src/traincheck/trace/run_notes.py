@@ -14,6 +14,7 @@ from traincheck.addresses import contents
 from traincheck.errors import TraceOutOfReach, TraceTooNew, TraceUnreadable
 from traincheck.trace.format import FORMAT
 from traincheck.version import __version__
+from traincheck.vocab.run_configuration import RunConfiguration
 from traincheck.vocab.verification import VerifiedComputation
 
 LARGEST_JOB = 1 << 18
@@ -29,7 +30,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of run.json. It holds no environment variables, which may contain secrets.
 
     `id` is unique for each run folder. `script` is the user's name for the program (`train.py`, `-m package.train`, or
-    a launcher's command). `script_digest` is the SHA-256 of its text, or empty. `program` is its identity (see
+    a launcher's command). `script_digest` is the SHA-256 of its text, or empty. `files` are the SHA-256 of the
+    program's own files by path, and `commit` is the Git commit around them. `program` is its identity (see
     vocab/program.py), empty in recordings of older versions. `torch` is empty until a process reports its version.
     `started` and `ended` are in ISO 8601. While the run continues, or if it was killed, `ended` is empty and
     `exit_code` None. `stopped_by_us` distinguishes a training that was stopped on request from one that failed.
@@ -43,6 +45,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
     script: str = ""
     script_digest: str = ""
+    files: dict[str, str] = {}
+    commit: str = ""
     program: str = ""
     python: str = ""
     torch: str = ""
@@ -70,6 +74,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     * Job: `job` distinguishes the processes that train together from other jobs, or from other attempts of an elastic
       job. It is empty if no launcher named it. `exchange` means that the ranks send each other their digests, because
       some of them do not have this run folder.
+    * `configuration` is what the process computed with; None before its first training step.
     * Verification: `verified` counts the results of experiments on live steps, by experiment and subject.
     * `ended` is False for a process that is running or was killed.
     """
@@ -82,6 +87,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     exchange: bool = False
     torch: str = ""
     python: str = ""
+    configuration: RunConfiguration | None = None
     windows: Count = 0
     dropped: Count = 0
     steps: Count = 0

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from traincheck.cli import flags
-from traincheck.cli.console import FINDINGS, out, out_json
+from traincheck.cli.console import FINDINGS, out, remark
+from traincheck.cli.report_formats import HTML, JSON, STDOUT, RequestedSink, requests_of
+from traincheck.errors import BadOption, OutputError
+from traincheck.options import OPTIONS
+
+if TYPE_CHECKING:
+    from traincheck.comparison.configuration import ConfigurationDifference
+    from traincheck.comparison.run_comparison import Comparison
+    from traincheck.reporting.comparison.page import Code
 
 EPILOG = """\b
 Examples:
   traincheck collect --record operations -o runs/before train.py
   traincheck collect --record operations -o runs/after train.py --fused
   traincheck compare runs/before runs/after
+  traincheck compare runs/before runs/after --report html=comparison.html
   traincheck compare runs/before runs/after --json | jq .origins[0]
 
 An origin is an operation whose inputs are equal and whose result is not. Only the first step with an origin is shown,
@@ -23,30 +35,144 @@ because everything behind it differs as well.
 Exit codes: 0 equal, in all bits or up to rounding, 3 different, 2 wrong usage or no sketches, 1 TrainCheck failed.
 """
 
+MARKDOWN = "markdown"
+
 RunA = Annotated[Path, typer.Argument(metavar="RUN_A", help="Run folder to compare with.", show_default=False)]
 RunB = Annotated[Path, typer.Argument(metavar="RUN_B", help="Run folder that may differ.", show_default=False)]
+Reports = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    flags.flag(
+        "reports",
+        "Also write the comparison: html (both runs side by side), json or markdown. FILE - is standard output. "
+        "Repeatable.",
+    ),
+]
 
 
-def command(a: RunA, b: RunB, as_json: flags.AsJson = False) -> None:
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A format of the comparison, with its default file."""
+
+    file: str
+
+
+_FORMATS = {HTML: _Format("comparison.html"), JSON: _Format("comparison.json"), MARKDOWN: _Format("comparison.md")}
+
+
+def command(a: RunA, b: RunB, reports: Reports = None, as_json: flags.AsJson = False) -> None:
     """Find the first operation that differs between two runs.
 
     Both runs need sketches of their operations (`--record operations`). They may come from different programs,
     machines and versions of torch. Programs that share no modules are compared by the values that they name with
     `traincheck.mark`.
     """
-    raise typer.Exit(compare(a, b, as_json))
+    raise typer.Exit(compare(a, b, as_json, reports or ()))
 
 
-def compare(a: Path, b: Path, as_json: bool = False) -> int:
-    """Print the comparison; 3 where the runs differ. Raises what `compare_runs` raises."""
-    from traincheck.comparison.report import data, lines
-    from traincheck.comparison.run_comparison import DIFFERENT, compare_runs
+def compare(a: Path, b: Path, as_json: bool = False, reports: Sequence[str] = ()) -> int:
+    """Print the comparison and write the requested reports; 3 where the runs differ.
 
+    Raises BadOption, OutputError, and what `compare_runs` raises.
+    """
+    from traincheck.comparison.configuration import configuration_differences
+    from traincheck.comparison.report import lines
+    from traincheck.comparison.run_comparison import DIFFERENT, common_steps, compare_runs
+    from traincheck.comparison.spread import first_losses
+
+    requests = _requested(reports, as_json)
     comparison = compare_runs(a, b)
-    if as_json:
-        out_json(data(comparison, str(a), str(b)))
-    else:
-        labels = (a.name, b.name) if a.name != b.name else (str(a), str(b))
-        for line in lines(comparison, *labels):
+    configuration = configuration_differences(a, b)
+    is_different = comparison.result == DIFFERENT
+    labels = (a.name, b.name) if a.name != b.name else (str(a), str(b))
+    losses = first_losses(comparison, common_steps(a, b)) if is_different else ()
+    if all(request.target != STDOUT for request in requests):
+        for line in lines(comparison, *labels, configuration, losses):
             out(line)
-    return FINDINGS if comparison.result == DIFFERENT else 0
+    _write_reports(requests, comparison, (a, b), labels, configuration)
+    return FINDINGS if is_different else 0
+
+
+def _requested(reports: Sequence[str], as_json: bool) -> list[RequestedSink]:
+    """The requested formats. Raises BadOption for another format, and for a file that cannot be written."""
+    from traincheck.files import may_write
+
+    texts = [(text, OPTIONS["reports"].flag) for text in reports]
+    if as_json:
+        texts.insert(0, (f"{JSON}={STDOUT}", OPTIONS["json"].flag))
+    requests = requests_of(texts, _format)
+    for request in requests:
+        try:
+            if request.target != STDOUT:
+                may_write(request.target)
+        except OutputError as error:
+            raise BadOption(request.origin, request.text, f"a file that can be written ({error})") from None
+    return requests
+
+
+def _format(name: str, text: str, origin: str) -> _Format:
+    if name not in _FORMATS:
+        raise BadOption(origin, text, f"FORMAT or FORMAT=FILE, with the format one of {', '.join(_FORMATS)}")
+    return _FORMATS[name]
+
+
+def _write_reports(
+    requests: Sequence[RequestedSink],
+    comparison: Comparison,
+    folders: tuple[Path, Path],
+    labels: tuple[str, str],
+    configuration: Sequence[ConfigurationDifference],
+) -> None:
+    """Write the requested reports. They show the spread, for which all common steps are read again."""
+    from traincheck.comparison.report import data
+    from traincheck.comparison.run_comparison import common_steps
+    from traincheck.comparison.spread import spread_of
+    from traincheck.reporting.base import write_document
+    from traincheck.terminal_text import json_text
+
+    if not requests:
+        return
+    spread = spread_of(comparison, common_steps(*folders))
+    for request in requests:
+        if request.name == JSON:
+            value = data(comparison, str(folders[0]), str(folders[1]), configuration, spread)
+            text = json_text(json.dumps(value, indent=2, ensure_ascii=False, default=str)) + "\n"
+        elif request.name == HTML:
+            from traincheck.reporting.comparison.page import page_of
+
+            text = page_of(comparison, *labels, spread, configuration, _code(comparison, folders))
+        else:
+            from traincheck.reporting.comparison.markdown import markdown_of
+
+            text = markdown_of(comparison, *labels, configuration, spread.losses)
+        write_document(request.target, text)
+        if request.target != STDOUT:
+            remark(f"{request.name} report: {request.target}")
+
+
+def _code(comparison: Comparison, folders: tuple[Path, Path]) -> tuple[Code | None, Code | None]:
+    """The code around the first origin in each run."""
+    if not comparison.origins:
+        return None, None
+    origin = comparison.origins[0]
+    operations = (*origin.others_a, origin.a), (*origin.others_b, origin.b)
+    sites = (next((each.site for each in run if each is not None and each.site), "") for run in operations)
+    own, other = (_code_at(site, folder) for site, folder in zip(sites, folders, strict=True))
+    return own, other
+
+
+def _code_at(text: str, folder: Path) -> Code | None:
+    from traincheck.checking.code_excerpts import FILES, excerpt
+    from traincheck.checking.finding_details import roots_of
+    from traincheck.reporting.comparison.page import Code
+    from traincheck.trace.folder import RunFolder
+    from traincheck.vocab.finding import Site
+
+    try:
+        site = Site.parse(text)
+    except ValueError:  # of a damaged recording
+        return None
+    if site is None:
+        return None
+    manifest = RunFolder.open(folder).manifest
+    run = {FILES: manifest.files, "script": manifest.script}
+    return Code(site, excerpt(site, run, manifest.script_digest, roots_of(folder)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,25 +63,38 @@ class CheckedProgram:
         return any(decided) if decided else script == (self.name or self.script)
 
 
-@functools.lru_cache(16)
 def identity_of(target: Target, cwd: Path) -> ProgramIdentity:
     """The identity of the program. If the source cannot be read, it has the name of the entry module at most."""
+    return _read(target, cwd)[0]
+
+
+def digests_of(target: Target, cwd: Path) -> dict[str, str]:
+    """The SHA-256 of the program's own files by path, relative to `cwd` where they are below; empty if unreadable."""
+    return dict(_read(target, cwd)[1])
+
+
+@functools.lru_cache(16)
+def _read(target: Target, cwd: Path) -> tuple[ProgramIdentity, tuple[tuple[str, str], ...]]:
+    """The identity of the program, and its own files with their digests."""
     entry_point = entry_of(target, cwd)
     if entry_point is None:
-        return ProgramIdentity(main_name_of(target))
+        return ProgramIdentity(main_name_of(target)), ()
     main, file = entry_point
     homes = [cwd.resolve()] if main != file.stem else [file.resolve().parent]
     entry: set[str] = set()
     modules: set[str] = set()
+    digests: list[tuple[str, str]] = []
     try:
         for path, _, tree in own_files(file, homes):
+            shown = path.relative_to(cwd.resolve()) if path.is_relative_to(cwd.resolve()) else path
+            digests.append((str(shown), hashlib.sha256(path.read_bytes()).hexdigest()))
             if path == file.resolve():
                 entry.update(features(tree))
             else:
                 modules.update(features(tree))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return ProgramIdentity(main)
-    return ProgramIdentity.of_features(main, entry, modules)
+        return ProgramIdentity(main), ()
+    return ProgramIdentity.of_features(main, entry, modules), tuple(sorted(digests))
 
 
 def main_name_of(target: Target) -> str:

@@ -15,8 +15,9 @@ from traincheck import plugins, redaction
 from traincheck.config import Config
 from traincheck.invariants.book import Book, write_book
 from traincheck.options import AROUND_FINDINGS, OPERATIONS
+from traincheck.runtime.launching.code_version import commit_of
 from traincheck.runtime.launching.command_target import Target
-from traincheck.runtime.launching.program_identity import CheckedProgram, identity_of
+from traincheck.runtime.launching.program_identity import CheckedProgram, digests_of, identity_of
 from traincheck.runtime.launching.run_settings import Settings
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
@@ -65,11 +66,19 @@ def manifest(target: Target, config: Config, mode: Literal["collect", "run"]) ->
         argv=target.words,
         script=program.script,
         script_digest=target.digest,
+        files=digests_of(target, Path.cwd()),
+        commit=commit_of(_folder_of(target)),
         program=str(program.identity),
         python=platform.python_version(),
         started=now_in_words(),
         books=config.books if mode == "run" else (),
     )
+
+
+def _folder_of(target: Target) -> Path:
+    """The folder of the program's main file, or the working directory."""
+    file = target.file
+    return file.parent if file is not None else Path()
 
 
 def checked_program(target: Target, config: Config) -> CheckedProgram:

@@ -1,0 +1,1 @@
+"""The page and the Markdown text of a comparison of two runs."""
