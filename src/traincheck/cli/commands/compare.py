@@ -84,7 +84,7 @@ def compare(a: Path, b: Path, as_json: bool = False, reports: Sequence[str] = ()
     configuration = configuration_differences(a, b)
     is_different = comparison.result == DIFFERENT
     labels = (a.name, b.name) if a.name != b.name else (str(a), str(b))
-    losses = first_losses(comparison, common_steps(a, b)) if is_different else ()
+    losses = first_losses(comparison, common_steps(a, b)) if comparison.origins else ()
     if all(request.target != STDOUT for request in requests):
         for line in lines(comparison, *labels, configuration, losses):
             out(line)

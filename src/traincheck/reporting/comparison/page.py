@@ -13,6 +13,7 @@ import jinja2
 from traincheck.comparison import report
 from traincheck.comparison.aligned_operations import UNMATCHED, AlignedOperation, aligned_operations, is_variable
 from traincheck.comparison.configuration import SWITCH, ConfigurationDifference
+from traincheck.comparison.mark_report import mark_lines
 from traincheck.comparison.run_comparison import DIFFERENT, SAME, Comparison
 from traincheck.comparison.spread import Loss, ModuleReached, Spread, StepDistances
 from traincheck.comparison.step_comparison import ORIGIN, ROUNDED, ROUNDING, VICTIM
@@ -96,6 +97,7 @@ def page_of(
         is_different=comparison.result == DIFFERENT,
         is_same=comparison.result == SAME,
         headline=report.headline(comparison).partition(": "),
+        marks=[line.strip() for line in mark_lines(comparison.marks, a, b, is_alone=not comparison.origins)],
         origin=comparison.origins[0] if comparison.origins else None,
         origins=comparison.origins[1 : 1 + MAX_ORIGINS],
         origins_beyond=max(len(comparison.origins) - 1 - MAX_ORIGINS, 0),
