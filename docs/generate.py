@@ -280,6 +280,11 @@ def report_json() -> Iterator[str]:
         ("`divergences`", "the first divergence of ranks in each job that has one"),
         ("`cost`", "number of watched steps and their cost, see below; null if it was not measured"),
         ("`verification`", "what `verify` or `--verify-every` verified; empty if no step was verified"),
+        (
+            "`comparison`",
+            "the comparison with the run of `--against`, with the fields of `compare --json`, and `text` for people; "
+            "null without `--against`",
+        ),
     )
     for noun, title in _NOUNS:
         yield f"## {title}\n\n" + table(("field", "type", "meaning"), *_fields(noun))

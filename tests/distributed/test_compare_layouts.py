@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 layout, error = sys.argv[1:]
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-torch.manual_seed(0)
+torch.manual_seed(int(os.environ.get("SEED", 0)))
 
 
 class Attention(nn.Module):
@@ -98,21 +98,29 @@ RUNS = {"one": ("one", "none"), "data": ("data", "none"), "batch": ("data", "bat
 RUNS |= {"heads": ("tensor", "heads")}
 
 
-def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+def traincheck(folder: Path, *words: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "SEED": seed}
     command = [sys.executable, "-m", "traincheck", *words]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with recordings of the program on one rank, and on two in several layouts."""
+    """A folder with recordings of the program on one rank, and on two in several layouts.
+
+    The run with tensor parallelism has another seed. It begins with the weights of the first run, and is compared with
+    it while it trains.
+    """
     folder = tmp_path_factory.mktemp("layouts")
     (folder / "train.py").write_text(PROGRAM)
     launcher = ("--", sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     for name, words in RUNS.items():
         command = (*(() if name == "one" else launcher), "train.py", *words)
-        done = traincheck(folder, "collect", "--record", "operations", "-o", name, *command)
+        if name == "tensor":
+            options = ("--packs", "none", "--from", "one", "--against", "one")
+            done = traincheck(folder, "run", *options, "-o", name, *command, seed="5")
+        else:
+            done = traincheck(folder, "collect", "--record", "operations", "-o", name, *command)
         assert len(list((folder / name).glob("operations-*"))) == (1 if name == "one" else 2), done.stderr
     return folder
 
@@ -132,6 +140,15 @@ def test_a_right_layout_is_equal_up_to_rounding(folder: Path, layout: str) -> No
     report = compared(folder, "one", layout)
     assert report["result"] == "rounding", report["origins"][:1]
     assert [step["step"] for step in report["steps"]] == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TORCH < (2, 5), reason="DTensor became public with torch 2.5")
+def test_ranks_are_compared_with_one_rank_while_they_train(folder: Path) -> None:
+    offline, report = compared(folder, "one", "tensor"), json.loads((folder / "tensor" / "report.json").read_text())
+    del offline["spread"]
+    assert {name: report["comparison"][name] for name in offline} == offline
+    assert not report["findings"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tests `traincheck compare` on recordings of real programs, at the command line."""
+"""Tests `traincheck compare` and `run --against` on real programs, at the command line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = """
 import hashlib
 import sys
+import time
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 change = sys.argv[1] if len(sys.argv) > 1 else ""
-torch.manual_seed(0)
+torch.manual_seed(1 if change == "seed" else 0)
 
 
 class Net(nn.Module):
@@ -38,10 +39,14 @@ class Net(nn.Module):
 
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-batches = [(torch.randn(4, 1, 8, 8), torch.arange(4)) for _ in range(6)]
-if change == "order":
+generator = torch.Generator().manual_seed(1)
+batches = [(torch.randn(4, 1, 8, 8, generator=generator), torch.arange(4)) for _ in range(6)]
+if change in ("order", "long"):
     batches[3], batches[4] = batches[4], batches[3]
+if change == "long":
+    batches += [batches[0]] * 1000
 for inputs, labels in batches:
+    time.sleep(0.05 if change == "long" else 0)
     loss = F.cross_entropy(model(inputs), labels)
     optimizer.zero_grad()
     loss.backward()
@@ -66,6 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compare")
     (folder / "train.py").write_text(PROGRAM)
     plain = run(folder, "train.py")
+    (folder / "plain.txt").write_text(plain.stdout)
     for name, words in (("before", ()), ("again", ()), ("scale", ("scale",)), ("order", ("order",))):
         done = traincheck(folder, "collect", "--record", "operations", "-o", name, "train.py", *words)
         assert done.returncode == 0, done.stderr
@@ -140,6 +146,38 @@ def test_runs_without_sketches_are_refused(folder: Path) -> None:
     assert done.returncode == 2 and "error [nothing-to-compare]" in done.stderr and "--record operations" in done.stderr
     done = traincheck(folder, "compare", "before", "nowhere")
     assert done.returncode == 2 and "nowhere" in done.stderr
+    for option, slug in (("--against", "nothing-to-compare"), ("--from", "no-initial-state")):
+        done = traincheck(folder, "run", option, "events", "train.py")
+        assert done.returncode == 2 and f"error [{slug}]" in done.stderr
+        assert not done.stdout, "the program was started"
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_state_of_another_and_is_compared_while_it_trains(folder: Path) -> None:
+    plain = (folder / "plain.txt").read_text()
+    assert run(folder, "train.py", "seed").stdout != plain
+    words = ("--packs", "none", "--against", "before", "--from", "before", "-o", "seeded")
+    done = traincheck(folder, "run", *words, "train.py", "seed")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain, "training has other bits"
+    assert "before: 9 of 9 parameters and buffers, and the random state of python, torch" in done.stderr
+    comparison = json.loads((folder / "seeded" / "report.json").read_text())["comparison"]
+    assert comparison["result"] == "same" and [step["step"] for step in comparison["steps"]] == [1, 2, 3, 4, 5, 6]
+    assert comparison["text"][0].startswith("equal: all ")
+    assert "with before: equal: all " in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+def test_a_run_stops_at_its_first_difference(folder: Path) -> None:
+    words = ("--packs", "none", "--against", "before", "--on-violation", "stop", "-o", "stopped")
+    done = traincheck(folder, "run", *words, "train.py", "long")
+    assert done.returncode == 3, done.stderr
+    assert not done.stdout, "the program trained to its end"
+    shown, _, rest = done.stderr.partition("TrainCheck stopped the training")
+    assert "different: The runs compute with different data, in step 4" in shown and rest
+    report = json.loads((folder / "stopped" / "report.json").read_text())
+    assert report["comparison"]["origins"][0]["step"] == 4 and not report["findings"]
+    assert traincheck(folder, "report", "stopped").returncode == 3
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from dataclasses import replace
@@ -44,9 +45,18 @@ def test_a_clean_report_is_read_as_it_was_written(clean_report: Report, tmp_path
     assert read_json(tmp_path / "clean.json") == clean_report
 
 
+def test_a_comparison_is_read_as_it_was_written_and_checked(clean_report: Report, path: Path) -> None:
+    comparison = {"a": "runs/a", "result": "different", "steps": [], "text": ["different: other data, in step 4"]}
+    differing = dataclasses.replace(clean_report, comparison=comparison)
+    write_json(differing, path)
+    assert read_json(path) == differing and differing.differs and not clean_report.differs
+    write_json(dataclasses.replace(clean_report, comparison={"result": "different"}), path)
+    assert "`a`" in complaint(path)
+
+
 def test_the_document_has_exactly_the_promised_fields(path: Path) -> None:
     document = json.loads(path.read_text())
-    promised = "version verdict findings counts not_observed run ranks divergences cost verification"
+    promised = "version verdict findings counts not_observed run ranks divergences cost verification comparison"
     assert list(document) == promised.split()
     assert document["version"] == 1 and document["verdict"] == "errors"
     assert [" ".join(finding) for finding in document["findings"]] == [FIELDS, FIELDS]

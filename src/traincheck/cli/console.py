@@ -75,10 +75,10 @@ def size(number: float) -> str:
 
 
 def exit_code(report: Report, fail_on: str) -> int:
-    """3 when the report holds findings at or above `fail_on` (error, notice or never), 2 when no training step was
-    recognised, else 0. (With `never` it is always 0.)"""
+    """3 when the report holds findings at or above `fail_on` (error, notice or never) or the run differs from another
+    one, 2 when no training step was recognised, else 0. (With `never` it is always 0.)"""
     failing = {"error": ("errors",), "notice": ("errors", "notices"), "never": ()}[fail_on]
-    if report.verdict in failing:
+    if report.verdict in failing or (report.differs and fail_on != "never"):
         return FINDINGS
     return UNJUDGED if report.untrained and fail_on != "never" else 0
 

@@ -52,11 +52,15 @@ def _type(option: Option) -> Any:
 
 
 def shared_options(*names: str, hidden: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Replaces the `**options` of a command by the flags of these rows; those in `hidden` are not in its --help."""
+    """Replaces the `**options` of a command by the flags of these rows; those in `hidden` are not in its --help.
+
+    Keyword-only flags of the command come after them in its --help.
+    """
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
-        params = [param for param in signature.parameters.values() if param.kind is not param.VAR_KEYWORD]
+        own = signature.parameters.values()
+        params = [param for param in own if param.kind not in (param.KEYWORD_ONLY, param.VAR_KEYWORD)]
         for name in (*names, *hidden):
             option = OPTIONS[name]
             made = flag(name, hidden=name in hidden)
@@ -64,6 +68,7 @@ def shared_options(*names: str, hidden: tuple[str, ...] = ()) -> Callable[[Comma
             default = False if option.kind == "switch" else None
             param = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             params.append(param)
+        params += [param for param in own if param.kind is param.KEYWORD_ONLY]
         command.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
         command.__annotations__ = {param.name: param.annotation for param in params}
         return command
@@ -88,6 +93,18 @@ MergedFile = Annotated[Path, flag("out", "Book or tally file to write.")]
 PageFile = Annotated[
     Optional[Path],  # noqa: UP045
     flag("out", "Also write one self-contained HTML page, which shows several runs side by side.", metavar="FILE"),
+]
+Against = Annotated[
+    Optional[Path],  # noqa: UP045
+    flag("against", "Earlier run to compare each step with.", metavar="RUN_A"),
+]
+InitialState = Annotated[
+    Optional[Path],  # noqa: UP045
+    flag(
+        "from_earlier",
+        "Changes the run: begin with the initial weights and random state of RUN_A.",
+        metavar="RUN_A",
+    ),
 ]
 Library = Annotated[Optional[Path], flag("library")]  # noqa: UP045
 Only = Annotated[Optional[list[str]], flag("only")]  # noqa: UP045

@@ -40,12 +40,14 @@ def record(
     during: Callable[[RunFolder], AbstractContextManager[object]] = nullcontext,
     *,
     last_step: int = 0,
+    initial_state: Path | None = None,
     output_to_stderr: bool = False,
 ) -> Recording:
     """Run `target` to its end, checked against `book`, or recorded in full without a book.
 
     The context that `during` makes for the run folder is open while the program runs. The program ends after
-    `last_step` if that is not 0, and with `output_to_stderr` leaves stdout to this command.
+    `last_step` if that is not 0, and with `output_to_stderr` leaves stdout to this command. It begins with the initial
+    state of the run folder `initial_state`.
 
     Raises UsageError, RunFolderError or OutputError before the program starts, and no TrainCheckError afterwards.
     """
@@ -54,7 +56,7 @@ def record(
     from traincheck.trace.folder import RunFolder
 
     target.check(environ)
-    folder, settings = begin(target, config, path, book, last_step)
+    folder, settings = begin(target, config, path, book, last_step, initial_state)
     manifest = folder.manifest
     status = launch(target, settings, environ, lambda: during(folder), output_to_stderr=output_to_stderr)
     try:

@@ -10,12 +10,12 @@ several of the other (the weight of queries, keys and values): their sums and sq
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from traincheck.comparison.sums import Sums, sums_of
-from traincheck.vocab.operations import BEFORE, INPUT, Operation, StepOperations
+from traincheck.vocab.operations import BEFORE, INPUT, Operation, StepOperations, other_name, renamed_roots
 
 MOST_FUSED = 4
 """Parameters that may be fused to one: queries, keys, values, and a gate."""
@@ -47,8 +47,7 @@ class Renaming:
             return self.variables[name]
         if name in self.modules:
             return self.modules[name]
-        root, dot, rest = name.partition(".")
-        return f"{self.roots.get(root, root)}{dot}{rest}"
+        return other_name(name, self.roots)
 
     @property
     def shown(self) -> dict[str, str]:
@@ -83,15 +82,11 @@ def renaming(a: StepOperations, b: StepOperations) -> Renaming:
 def _matched_roots(a: Sequence[Operation], b: Sequence[Operation]) -> dict[str, str]:
     """The outermost modules of `b` by the names that they have in `a`, where each run has as many that the other
     lacks."""
-    own, other = _roots(a), _roots(b)
-    only_own = [root for root in own if root not in other]
-    only_other = [root for root in other if root not in own]
-    return dict(zip(only_other, only_own, strict=True)) if len(only_own) == len(only_other) else {}
+    return renamed_roots(_names(a), _names(b))
 
 
-def _roots(operations: Iterable[Operation]) -> list[str]:
-    names = (operation.module for operation in operations if operation.name != INPUT)
-    return list(dict.fromkeys(name.partition(".")[0] for name in names if name))
+def _names(operations: Iterable[Operation]) -> Iterator[str]:
+    return (operation.module for operation in operations if operation.name != INPUT)
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ TrainCheckError
 │   │   ├── RunFolderNotFound
 │   │   ├── RunFolderEmpty
 │   │   ├── NothingToCompare
+│   │   ├── NoInitialState
 │   │   ├── TraceTooNew
 │   │   ├── TraceUnreadable
 │   │   ├── TraceOutOfReach
@@ -80,6 +81,7 @@ from traincheck.errors.inputs import (
     InputError,
     JournalUnreadable,
     LibraryUnreadable,
+    NoInitialState,
     NothingToCompare,
     PacksUnreadable,
     ReportError,
@@ -152,6 +154,7 @@ __all__ = [
     "ReportTooNew",
     "ReportUnreadable",
     "RunFolderEmpty",
+    "NoInitialState",
     "NothingToCompare",
     "RunFolderError",
     "RunFolderInUse",

@@ -144,6 +144,16 @@ class NothingToCompare(RunFolderError):
         )
 
 
+class NoInitialState(RunFolderError):
+    slug = "no-initial-state"
+
+    def __init__(self, path: PathLike) -> None:
+        super().__init__(
+            f"The run '{os.fspath(path)}' holds no initial state to begin with. Record it again with "
+            "`traincheck collect --record operations`, which saves weights of up to a quarter of --keep-recording."
+        )
+
+
 class TraceTooNew(_TooNew, RunFolderError):
     slug = "trace-too-new"
     kind = "was written in trace format"

@@ -50,25 +50,11 @@ CORRUPTION = (
         default=1,
     ),
     Option(
-        "from_study",
-        ("--from",),
-        "Show the results of an earlier study, which -o wrote, and execute nothing.",
-        "path",
-        "FILE",
-    ),
-    Option(
         "seconds",
         ("--seconds",),
         "Seconds to screen each device for; at least two rounds.",
         "number",
         "N",
         default=120,
-    ),
-    Option(
-        "against",
-        ("--against",),
-        "Known fingerprints to compare with, which screen -o wrote on a clean device of the same kind.",
-        "path",
-        "FILE",
     ),
 )

@@ -13,6 +13,20 @@ ONE_COMMAND = (
         "OUT",
     ),
     Option(
+        "against",
+        ("--against",),
+        "Earlier results to compare with: a run, or the fingerprints of a clean device, depending on the command.",
+        "path",
+        "RUN_A|FILE",
+    ),
+    Option(
+        "from_earlier",
+        ("--from",),
+        "Earlier results to begin from: the initial state of a run, or a finished study, depending on the command.",
+        "path",
+        "RUN_A|FILE",
+    ),
+    Option(
         "library",
         ("--library",),
         "Folder of the library. (default: .traincheck in the project around the working directory)",

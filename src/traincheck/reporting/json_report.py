@@ -27,6 +27,15 @@ class _Document(msgspec.Struct):
     divergences: tuple[Divergence, ...] = ()
     cost: Cost | None = None
     verification: tuple[VerifiedComputation, ...] = ()
+    comparison: dict[str, Any] | None = None
+
+
+class _Compared(msgspec.Struct):
+    """The fields of a comparison on which other reports rely."""
+
+    a: str
+    result: str
+    text: list[str]
 
 
 class _Version(msgspec.Struct):
@@ -65,6 +74,7 @@ def json_of(report: Report) -> str:
         divergences=report.divergences,
         cost=report.cost,
         verification=report.verification,
+        comparison=report.comparison,
     )
     return json_text(msgspec.json.format(msgspec.json.encode(jsonable(document)), indent=2).decode()) + "\n"
 
@@ -105,6 +115,8 @@ def read_json(path: PathLike) -> Report:
         if version > REPORT_VERSION:
             raise ReportTooNew(path, version, REPORT_VERSION)
         document = msgspec.json.decode(data, type=_Document)
+        if document.comparison is not None:
+            msgspec.convert(document.comparison, _Compared)
     except msgspec.ValidationError as error:
         raise ReportUnreadable(path, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -120,6 +132,7 @@ def read_json(path: PathLike) -> Report:
         divergences,
         document.cost,
         document.verification,
+        document.comparison,
     )
     if report.verdict != document.verdict:
         raise ReportUnreadable(

@@ -22,6 +22,12 @@ def number(count: int, noun: str) -> str:
 
 def headline(report: Report) -> str:
     """Return the verdict as one line. A run in which no rule could be judged is never called clean."""
+    if report.comparison is not None and report.differs:
+        return f"Other results than {report.comparison['a']}. {_verdict(report)}"
+    return _verdict(report)
+
+
+def _verdict(report: Report) -> str:
     counts = report.counts
     severities = Counter(finding.severity for finding in report.findings)
     errors, notices = severities[ERROR], severities[NOTICE]

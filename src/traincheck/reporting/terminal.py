@@ -172,6 +172,7 @@ def _site(site: Site) -> Text:
 def _verdict(report: Report) -> Text:
     no_findings = "bold yellow" if report.unjudged else "bold green"
     style = {"errors": "bold red", "notices": "bold yellow"}.get(report.verdict, no_findings)
+    style = "bold red" if report.differs else style
     return Text.assemble(("TrainCheck: ", "bold"), (phrases.headline(report), style))
 
 
@@ -242,6 +243,9 @@ def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
     rows.append(("seen", _wrapped(phrases.seen(report.counts), width)))
     rows.append(("in full", _wrapped(phrases.in_full(report), width)))
     rows.append(("recorded", _wrapped(phrases.recorded(report), width)))
+    if report.comparison is not None:
+        text = f"with {report.comparison['a']}: {' '.join(report.comparison['text'][:1])}"
+        rows.append(("compared", _wrapped(text, width)))
     if report.cost is not None:
         rows.append(("cost", _wrapped(phrases.cost(report.cost), width)))
     return Text("\n").join(_lines([*rows, *_unobserved(report, width), *_files(reports)]))

@@ -29,6 +29,7 @@ from traincheck.runtime.launching.run_settings import Settings
 from traincheck.runtime.ranks.rank_info import CurrentRank, RankInfo
 from traincheck.runtime.ranks.rank_publisher import RankPublisher
 from traincheck.runtime.recording.burst_recording import BurstRecorder
+from traincheck.runtime.recording.initial_states import InitialStates
 from traincheck.runtime.recording.pipeline import Last, Pipeline, Stage
 from traincheck.runtime.recording.redaction import without_secrets
 from traincheck.runtime.recording.sampling import Sampling
@@ -82,6 +83,7 @@ class Session:
         self._control_follower: ControlFollower | None = None
         self._snapshot_due = settings.snapshot
         self._verified = VerificationTally()
+        self._initial_states = InitialStates(settings, self._process, lambda text: self._pipeline.say(text))
         self.sampling = Sampling(settings.sample_every, settings.budget, settings.warm_up)
         self._undo = ExitStack()
         self._lock, self._noting = threading.Lock(), threading.Lock()
@@ -114,8 +116,7 @@ class Session:
         if self.settings.verify_every:
             stages.append(("verification", self._verified.feed))
         operations, marks = self._operation_writers()
-        if operations is not None and marks is not None:
-            stages += [("operations", operations.feed), ("marks", marks.feed)]
+        stages += self._operation_stages(operations, marks)
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=lambda: self._at_rest(marks))
         stages.append(("heartbeat", heartbeat.feed))
@@ -145,6 +146,7 @@ class Session:
             installed=self.settings.installed_sources,
             operations=operations.add if operations is not None else None,
             marks=self._mark_sink(marks) if marks is not None else None,
+            initial_state=self._initial_states.source if self._initial_states.needed else None,
         )
         self._catalog = built.catalog
         attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.call_context.training_flags))
@@ -175,6 +177,17 @@ class Session:
         from traincheck.trace.operation_files import mark_writer, operation_writer
 
         return operation_writer(self._folder.path, self._process), mark_writer(self._folder.path, self._process)
+
+    def _operation_stages(
+        self, operations: RecordWriter[StepOperations] | None, marks: RecordWriter[Mark] | None
+    ) -> list[Stage]:
+        """The stages that write operations, marks, and the state with which the training began."""
+        stages: list[Stage] = []
+        if operations is not None and marks is not None:
+            stages += [("operations", operations.feed), ("marks", marks.feed)]
+        if self._initial_states.needed:
+            stages.append(("initial state", self._initial_states.feed))
+        return stages
 
     def _mark_sink(self, marks: RecordWriter[Mark]) -> MarkSink:
         from traincheck.runtime.marks import receive
@@ -261,6 +274,7 @@ class Session:
         return [
             ("control", lambda: self._control_follower.close() if self._control_follower is not None else None),
             ("trace", self._window_recorder.close),
+            ("initial state", self._initial_states.close),
             ("ranks", lambda: self._publisher.close() if self._publisher is not None else None),
             ("checking", lambda: self._checker.save() if self._checker is not None else None),
             ("session", functools.partial(self._write_note, ended=True)),

@@ -77,13 +77,15 @@ def build_all(
     *,
     operations: Callable[[StepOperations], object] | None = None,
     marks: MarkSink | None = None,
+    initial_state: Callable[[VariableCatalog], Source] | None = None,
     installed: bool = True,
     extra: Sequence[SourceDeclaration] = (),
 ) -> Built:
     """As `build`, with the catalog of variables and the context of running calls.
 
     One of `verify_every` steps is verified, none with 0. The operations of watched steps are
-    sketched and passed to `operations`, and the values that the program marks to `marks`.
+    sketched and passed to `operations`, and the values that the program marks to `marks`. `initial_state` makes the
+    source of that name.
     `installed` says whether to look for sources of installed packages. `extra` sources are built without being
     installed.
     """
@@ -92,6 +94,7 @@ def build_all(
     graphs = GraphSource(calls, catalog)
     summaries, call_context = CallSummaries(catalog, recorder), CallContext()
     sources: list[Source] = [
+        *([initial_state(catalog)] if initial_state is not None else []),  # its hook runs first
         ContextManagerSource(call_context),
         OptimizerSource(catalog, gradients, may_step),
         ModuleSource(calls, catalog, gradients, summaries, call_context),

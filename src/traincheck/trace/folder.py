@@ -17,7 +17,7 @@ from traincheck import redaction
 from traincheck.addresses import Address, as_path
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.control_file import change_control, read_control, stopped
-from traincheck.trace.format import DIGESTS, EVENTS, MANIFEST, MARKS, OPERATIONS
+from traincheck.trace.format import DIGESTS, EVENTS, INITIAL_STATE, MANIFEST, MARKS, OPERATIONS
 from traincheck.trace.run_notes import Manifest, ProcessNote, StopRequest, from_json, recorded_of, to_json
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
@@ -32,6 +32,7 @@ _Owner = tuple[int, int]
 _EVENTS = re.compile(r"events-(-?[0-9]{1,18})-([0-9]{1,18})\.arrows")
 _OPERATIONS = re.compile(OPERATIONS + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.msgpack")
 _MARKS = re.compile(MARKS + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.msgpack")
+_INITIAL = re.compile(INITIAL_STATE + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.pt")
 _NOTE = re.compile(r"process-(-?[0-9]{1,18})-([0-9]{1,18})\.json")
 
 
@@ -151,10 +152,17 @@ class RunFolder:
 
     def first_operation_files(self) -> tuple[Path, ...]:
         """The file of sketched operations of each rank, in their order; of several processes of a rank, the first."""
+        return tuple(self._first_files(_OPERATIONS).values())
+
+    def initial_states(self) -> dict[int, Path]:
+        """The file with the initial state of each rank; of several processes of a rank, the first."""
+        return self._first_files(_INITIAL)
+
+    def _first_files(self, pattern: re.Pattern[str]) -> dict[int, Path]:
         files: dict[int, Path] = {}
-        for (rank, _), file in self._files(_OPERATIONS).items():
+        for (rank, _), file in self._files(pattern).items():
             files.setdefault(rank, file)
-        return tuple(files.values())
+        return files
 
     def mark_files(self) -> dict[int, tuple[Path, ...]]:
         """The files of marks of each rank, in their order; of several processes of a rank, by process."""

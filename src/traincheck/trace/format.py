@@ -21,6 +21,7 @@ BOOK_FILE = "book.jsonl"
 """The book against which a run was checked live. The run folder keeps it, because it decided what was observed."""
 
 EVENTS, DIGESTS, OPERATIONS, MARKS = "events", "told", "operations", "marks"
+INITIAL_STATE = "initial-state"
 """Prefixes of the files of a process: its events, the digests that it publishes to other ranks (see
-checking/digests.py), its operations and its marks (see operation_files.py). The prefix of digests on disk stays
-`told`."""
+checking/digests.py), its operations and its marks (see operation_files.py), and the state with which it
+began. The prefix of digests on disk stays `told`."""

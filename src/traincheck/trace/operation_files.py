@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from traincheck.trace.format import MARKS, OPERATIONS
+from traincheck.trace.growing_files import PAUSE
 from traincheck.trace.record_files import RecordWriter, read_records
 from traincheck.vocab.marks import Mark
 from traincheck.vocab.operations import StepOperations
@@ -24,9 +25,14 @@ def mark_writer(folder: Path, process: int) -> RecordWriter[Mark]:
     return RecordWriter(folder, process, MARKS, MARKS_FORMAT)
 
 
-def read_operations(path: Path) -> Iterator[StepOperations]:
-    """The sketched steps of a file, in their order. Raises TraceUnreadable and TraceTooNew."""
-    return read_records(path, FORMAT, StepOperations)
+def read_operations(
+    path: Path, ended: Callable[[], bool] = lambda: True, pause: float = PAUSE
+) -> Iterator[StepOperations]:
+    """The sketched steps of a file, in their order. A file that is still being written is read until `ended`.
+
+    Raises TraceUnreadable and TraceTooNew.
+    """
+    return read_records(path, FORMAT, StepOperations, ended, pause)
 
 
 def read_marks(path: Path) -> Iterator[Mark]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from traincheck.errors import OutputError, TraceTooNew, TraceUnreadable
+from traincheck.trace.growing_files import PAUSE, GrowingFile
 from traincheck.vocab.events import Window
 
 Record = TypeVar("Record")
@@ -60,28 +61,33 @@ def _packed(record: object) -> bytes:
     return _LENGTH.pack(len(packed)) + packed
 
 
-def read_records(path: Path, version: int, kind: type[Record]) -> Iterator[Record]:
-    """The records of a file, in their order. Raises TraceUnreadable and TraceTooNew."""
+def read_records(
+    path: Path, version: int, kind: type[Record], ended: Callable[[], bool] = lambda: True, pause: float = PAUSE
+) -> Iterator[Record]:
+    """The records of a file, in their order.
+
+    If the file is still being written, the iterator waits for the next record until `ended` returns True. It reads each
+    byte once, and holds one record. Raises TraceUnreadable and TraceTooNew.
+    """
     try:
-        contents = path.read_bytes()
+        with GrowingFile(path, ended, pause) as file:
+            records = _records(file)
+            own = msgspec.msgpack.decode(next(records, b"\x00"), type=int)
+            if own > version:
+                raise TraceTooNew(path, own, version)
+            for record in records:
+                yield msgspec.msgpack.decode(record, type=kind)
     except OSError as error:
         raise TraceUnreadable(path, error.strerror or str(error)) from error
-    try:
-        records = _records(contents)
-        own = msgspec.msgpack.decode(next(records, b"\x00"), type=int)
-        if own > version:
-            raise TraceTooNew(path, own, version)
-        for record in records:
-            yield msgspec.msgpack.decode(record, type=kind)
     except msgspec.DecodeError as error:
         raise TraceUnreadable(path, f"it was damaged ({error})") from None
 
 
-def _records(contents: bytes) -> Iterator[bytes]:
-    begin = 0
-    while begin + _LENGTH.size <= len(contents):
-        end = begin + _LENGTH.size + _LENGTH.unpack_from(contents, begin)[0]
-        if end > len(contents):
+def _records(file: GrowingFile) -> Iterator[bytes]:
+    """The complete records of a file."""
+    while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
+        length = _LENGTH.unpack(head)[0]
+        record = file.read(length)
+        if len(record) < length:
             return
-        yield contents[begin + _LENGTH.size : end]
-        begin = end
+        yield record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from traincheck.vocab.invariant import ERROR, Invariant
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
@@ -10,8 +11,8 @@ from traincheck.vocab.verification import VerifiedComputation
 
 REPORT_VERSION = 1
 """Version of the JSON report. 1: verdict, findings, counts, not_observed, run, cost (2026); since then added to it,
-which needs no new version: ranks and divergences, the ranks of a finding, its diagnosis, cost as it is now, and
-verification."""
+which needs no new version: ranks and divergences, the ranks of a finding, its diagnosis, cost as it is now,
+verification, and comparison."""
 
 UNEXPLAINED = "differs-from-good-runs"
 """The diagnosis of a rule that no other diagnosis explains."""
@@ -188,7 +189,8 @@ class Cost:
 @dataclass(frozen=True, slots=True)
 class Report:
     """The result of a check. The leading finding comes first. Only jobs of several ranks have `ranks`, and only runs
-    with verified steps have `verification`."""
+    with verified steps have `verification`. `comparison` is the comparison with an earlier run (`run --against`), as
+    data with its text for people."""
 
     findings: tuple[Finding, ...]
     counts: Counts
@@ -199,6 +201,12 @@ class Report:
     divergences: tuple[Divergence, ...] = ()
     cost: Cost | None = None
     verification: tuple[VerifiedComputation, ...] = ()
+    comparison: dict[str, Any] | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the run computes other results than the run with which it was compared."""
+        return self.comparison is not None and self.comparison.get("result") == "different"
 
     @property
     def untrained(self) -> str:

@@ -7,7 +7,7 @@ so a reader can separate an operation that computed another result from one that
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -120,3 +120,22 @@ class StepOperations(msgspec.Struct, frozen=True, array_like=True):
     values: tuple[Sketch, ...]
     operations: tuple[Operation, ...]
     incomplete: str = ""
+
+
+def renamed_roots(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
+    """The outermost modules in the names `b` by their names in `a`, where each run has as many that the
+    other lacks."""
+    own, other = _roots(a), _roots(b)
+    only_own = [root for root in own if root not in other]
+    only_other = [root for root in other if root not in own]
+    return dict(zip(only_other, only_own, strict=True)) if len(only_own) == len(only_other) else {}
+
+
+def _roots(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name.partition(".")[0] for name in names if name))
+
+
+def other_name(name: str, roots: Mapping[str, str]) -> str:
+    """The name in the other run, by `renamed_roots`."""
+    root, dot, rest = name.partition(".")
+    return f"{roots.get(root, root)}{dot}{rest}"

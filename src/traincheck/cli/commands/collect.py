@@ -34,23 +34,34 @@ training down; a few hundred steps are enough to learn from.
 
 
 @flags.shared_options("packages", "as_program", "runs", "record", "keep_recording", "verify_every", hidden=("budget",))
-def command(target: flags.Words = None, run_folder: flags.RunFolder = None, **options: Any) -> None:
+def command(
+    target: flags.Words = None,
+    run_folder: flags.RunFolder = None,
+    *,
+    initial_state: flags.InitialState = None,
+    **options: Any,
+) -> None:
     """Record a run of a program in full."""
     if options["budget"] is not None:
         raise BadOption(OPTIONS["budget"].flag, options["budget"], RECORDED_WHOLE)
     config = configs.load(options, os.environ, Path.cwd())
-    raise typer.Exit(collect(Target.parse(target or ()), config, run_folder))
+    raise typer.Exit(collect(Target.parse(target or ()), config, run_folder, initial_state))
 
 
-def collect(target: Target, config: Config, run_folder: Path | None = None) -> int:
-    """Run and record the program, and summarise the recording on stderr; the program's exit code."""
+def collect(target: Target, config: Config, run_folder: Path | None = None, initial_state: Path | None = None) -> int:
+    """Run and record the program, and summarise the recording on stderr; the program's exit code.
+
+    The program begins with the weights and random states of the run folder `initial_state`.
+    """
 
     def import_pyarrow(folder: RunFolder) -> AbstractContextManager[object]:
         with suppress(Exception):  # `count_events` needs it after the program's end, and raises where it is missing
             import pyarrow  # noqa: F401
         return nullcontext()
 
-    recording = program_run.record(target, config, run_folder, None, os.environ, import_pyarrow)
+    recording = program_run.record(
+        target, config, run_folder, None, os.environ, import_pyarrow, initial_state=initial_state
+    )
     program_run.report_end(recording.status)
     if recording.folder.event_files() or recording.folder.mark_files():
         for line in summary(recording.folder):

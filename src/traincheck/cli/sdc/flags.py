@@ -30,9 +30,23 @@ FingerprintFile = Annotated[
     Optional[Path],  # noqa: UP045
     flag("out", "File to write the fingerprints of a clean device to, to compare others with.", metavar="FILE"),
 ]
-FromStudy = Annotated[Optional[Path], flag("from_study")]  # noqa: UP045
+FromStudy = Annotated[
+    Optional[Path],  # noqa: UP045
+    flag(
+        "from_earlier",
+        "Show the results of an earlier study, which -o wrote, and execute nothing.",
+        metavar="FILE",
+    ),
+]
 Seconds = Annotated[int, flag("seconds")]
-Against = Annotated[Optional[Path], flag("against")]  # noqa: UP045
+Against = Annotated[
+    Optional[Path],  # noqa: UP045
+    flag(
+        "against",
+        "Known fingerprints to compare with, which screen -o wrote on a clean device of the same kind.",
+        metavar="FILE",
+    ),
+]
 
 BUILT_IN = "decoder-tiny"
 

@@ -13,7 +13,7 @@ from traincheck.invariants.book import Book, merge_books, read_book
 from traincheck.invariants.builtin_rules import of_training
 from traincheck.invariants.packs import ANCHOR, ANY, SHIPPED, Packs, Program, book_of_packs, read_packs
 from traincheck.invariants.selection import deployable
-from traincheck.options import NO_PACKS, SHIPPED_PACKS
+from traincheck.options import NO_PACKS, OPERATIONS, SHIPPED_PACKS
 from traincheck.runtime.launching.deployment import Deployment, deploy
 from traincheck.runtime.launching.program_identity import CheckedProgram
 from traincheck.runtime.stderr_log import log_warning
@@ -52,21 +52,22 @@ class Rules:
 def book_of(config: Config, program: CheckedProgram, look: Callable[[Collection[str]], Program] | None = None) -> Book:
     """All requested rules as one book, deployed on `program`.
 
-    Raises the errors of `rules_of`, and NoRuleDeployed if no rule applies to the program.
+    A run that records operations needs no rules. Raises the errors of `rules_of`, and NoRuleDeployed if no rule applies
+    to the program.
     """
-    return rules_of(config, look).book(program)
+    return rules_of(config, look).book(program, or_nothing=config.record == OPERATIONS)
 
 
 def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None = None) -> Rules:
     """The requested rules: those of the named books and packs, and the rules about verified steps if some are verified.
 
     Without a named book, these are the project's library and the shipped packs. `look` describes the program, given the
-    packages that matter. Raises NoBook if there are no rules, BookError for unreadable books, and BadOption for invalid
-    packs.
+    packages that matter. Raises NoBook if there are no rules and no operations are recorded, BookError for unreadable
+    books, and BadOption for invalid packs.
     """
     several = [read_packs(address) for address in packs_of(config)]
     books = config.books or own_books(Path.cwd())
-    if not several and not books and not config.verify_every:
+    if not several and not books and not config.verify_every and config.record != OPERATIONS:
         raise NoBook
     matter = {package for packs in several for pack in packs.manifest.packs for package in pack.uses}
     program = look(matter) if look is not None and several else ANY

@@ -27,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     `keep_recording` is the limit in bytes for a process, 0 for no limit. One step in `verify_every` is verified
     (sources/verification/), 0 for none. A process ends before the update after `last_step`; with 0 it ends by itself.
     `budget` (a share from 0 to 1, 0 for no limit), `sample_every` and `warm_up` are those of `Sampling`.
+    `initial_state` is the folder of a run with whose weights and random states the training begins.
     `installed_sources` makes a process search installed packages for sources. You may add fields: an older process
     ignores them.
     """
@@ -46,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     budget: float = 0.0
     verify_every: int = 0
     last_step: int = 0
+    initial_state: str = ""
     fail_on: Literal["error", "notice", "never"] = "error"
     project: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()

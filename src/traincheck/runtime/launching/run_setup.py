@@ -13,6 +13,7 @@ import msgspec
 
 from traincheck import plugins, redaction
 from traincheck.config import Config
+from traincheck.errors import NoInitialState
 from traincheck.invariants.book import Book, write_book
 from traincheck.options import AROUND_FINDINGS, OPERATIONS
 from traincheck.runtime.launching.code_version import commit_of
@@ -26,14 +27,22 @@ from traincheck.vocab.program import ProgramIdentity
 
 
 def begin(
-    target: Target, config: Config, path: Path | None, book: Book | None, last_step: int = 0
+    target: Target,
+    config: Config,
+    path: Path | None,
+    book: Book | None,
+    last_step: int = 0,
+    initial_state: Path | None = None,
 ) -> tuple[RunFolder, Settings]:
     """Create a run folder, at `path` or in the folder of runs, and return it with the settings of the run.
 
     The run is checked against `book`, or recorded in full without a book. It ends after `last_step`, unless that is 0.
-    Raises RunFolderError or OutputError, and PluginError for a package with an unusable source.
+    It begins with the initial state of the run `initial_state`. Raises RunFolderError (NoInitialState among them) or
+    OutputError, and PluginError for a package with an unusable source.
     """
     plugins.check(plugins.SOURCE_GROUP)
+    if initial_state is not None and not RunFolder.open(initial_state).initial_states():
+        raise NoInitialState(initial_state)
     mode: Literal["collect", "run"] = "run" if book is not None else "collect"
     folder = RunFolder.create(path or default_folder(config.runs, target), manifest(target, config, mode))
     books: tuple[str, ...] = ()
@@ -44,7 +53,13 @@ def begin(
     learned = book is not None and any(rule.support.runs for rule in book.invariants)
     # You may accept this run as a good one later, and then its settings must be recorded.
     records_settings = learned and not config.books
-    return folder, msgspec.structs.replace(run_settings, records_settings=records_settings, last_step=last_step)
+    run_settings = msgspec.structs.replace(
+        run_settings,
+        records_settings=records_settings,
+        last_step=last_step,
+        initial_state=str(initial_state.absolute()) if initial_state is not None else "",
+    )
+    return folder, run_settings
 
 
 def default_folder(runs: str, target: Target, now: time.struct_time | None = None) -> Path:
