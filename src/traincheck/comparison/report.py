@@ -32,7 +32,7 @@ from traincheck.comparison.step_comparison import (
 )
 from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, GRADIENT, UPDATE, Operation, Sketch
 
-MOST_ORIGINS, MOST_ALIKE, MOST_OPERATIONS = 5, 3, 6
+MOST_ORIGINS, MOST_ALIKE, MOST_OPERATIONS, MOST_NAMES = 5, 3, 6, 4
 MOST_MODULES, MOST_SETTINGS = 16, 60
 WIDTH, LONGEST = 110, 60
 """Characters of a line, and of a value of the configuration."""
@@ -78,8 +78,11 @@ def lines(
     yield from mark_lines(comparison.marks, a, b, is_alone=not comparison.origins)
     if not comparison.steps:
         yield "  not compared: operations, as the runs have no step in common, or no module"
-    for new, old in comparison.renamed.items():
+    names = list(comparison.renamed.items())
+    for new, old in names[:MOST_NAMES]:
         yield f"  {new} of {b} was compared with {old} of {a}"
+    if len(names) > MOST_NAMES:
+        yield f"  and {len(names) - MOST_NAMES} other names (--json has all)"
     for reason in comparison.incomplete:
         yield f"  not compared: a part of a step, as {reason}"
 

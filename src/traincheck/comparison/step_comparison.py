@@ -49,6 +49,9 @@ SAME, ROUNDING, ORIGIN, VICTIM = "same", "rounding", "origin", "victim"
 ROUNDED = 1e-4
 """Explained differences up to this one count as rounding, others as victims."""
 
+MOST_SEARCHED = 5
+"""With so many origins, the search for values that an operation takes instead of others ends, as it takes long."""
+
 SURE = 0.01
 """With less uncertainty than this, another input of an operation is another value, not the same with rounding."""
 
@@ -113,12 +116,14 @@ class StepComparison:
             set(range(len(b.operations))) - {j for _, j in self.pairs},
         )
         self._uncertain: dict[int, float] = {}  # by value of the first run
+        self._rewired: set[int] = set()  # operations of the first run that take other values in the second, by identity
         self.same = self.rounding = self.different = 0
         self.origins: list[Difference] = []
         self.victims: list[Difference] = []
         self.updated: dict[str, float] = {}
         """The distances of the parameters after the step."""
         self._compare()
+        self._drop_healed()
         if not self.origins:
             self._add_lacking()
 
@@ -169,6 +174,28 @@ class StepComparison:
         self.origins.append(stretch)
         return Judged(VICTIM, inputs, results)
 
+    def _drop_healed(self) -> None:
+        """Drop operations that take other values, if no other result shows it: a list in another order has one norm."""
+        if not self._rewired:
+            return
+        consumers: dict[int, list[int]] = {}  # by value: positions of pairs
+        for position, (i, _) in enumerate(self.pairs):
+            for value in self.a.operations[i].inputs:
+                consumers.setdefault(value, []).append(position)
+        healed: set[int] = set()
+        for position in reversed(range(len(self.pairs))):
+            operation = self.a.operations[self.pairs[position][0]]
+            following = {each for value in operation.outputs for each in consumers.get(value, ())}
+            if following and all(each in healed or self._is_equal(each) for each in following):
+                healed.add(position)
+        dropped = {id(self.a.operations[self.pairs[position][0]]) for position in healed} & self._rewired
+        self.origins = [each for each in self.origins if each.others_a or each.others_b or id(each.a) not in dropped]
+
+    def _is_equal(self, position: int) -> bool:
+        """Whether the results of a pair differ by rounding of this operation alone."""
+        i, j = self.pairs[position]
+        return self.judged[position].results <= self._rounding(self.a.operations[i], self.b.operations[j])
+
     def _add_lacking(self) -> None:
         """Add the gradients, updates and state that only one run has. The values that they would have got are equal."""
         for run, operations in enumerate((self.a.operations, self.b.operations)):
@@ -194,8 +221,9 @@ class StepComparison:
         stretch = self._stretch_before(a, b) if explained else None
         if stretch is not None:
             self.origins.append(stretch)
-        elif explained and not self.origins and self._takes_another_value(a, b):
+        elif explained and len(self.origins) < MOST_SEARCHED and self._takes_another_value(a, b):
             difference = replace(difference, kind=CODE)
+            self._rewired.add(id(a))
             explained = False
         (self.victims if explained else self.origins).append(difference)
         return VICTIM if explained else ORIGIN
