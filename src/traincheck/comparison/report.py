@@ -21,6 +21,7 @@ from traincheck.comparison.spread import (
     modules_reached,
 )
 from traincheck.comparison.step_comparison import (
+    ANOTHER,
     CODE,
     DATA,
     GRADIENTS,
@@ -205,8 +206,7 @@ def _describe(origin: Difference, a: str, b: str) -> Iterator[str]:
     if origin.values is None:
         return
     if operation.phase not in (BEFORE, GRADIENT, UPDATE):
-        equal = "the same bits" if origin.inputs == 0 else f"equal inputs ({apart_text(origin.inputs)})"
-        yield f"  {'inputs':{width}}  {equal}"
+        yield f"  {'inputs':{width}}  {inputs_text(origin)}"
     yield f"  {'results':{width}}  {apart_text(origin.results)}"
     for label, sketch in zip((a, b), origin.values, strict=True):
         yield f"  {label:{width}}  {tensor_text(sketch)}"
@@ -266,6 +266,14 @@ def apart_text(distance: float) -> str:
     if math.isinf(distance):
         return "another shape, or numbers that are not finite"
     return f"{distance:.2g} apart (relative)" if distance < 0.001 else f"{distance:.2%} apart"
+
+
+def inputs_text(origin: Difference) -> str:
+    """How far the inputs of an origin are apart."""
+    if origin.inputs == 0:
+        return "the same bits"
+    kind = "another value, which both runs have" if origin.inputs > ANOTHER else "equal inputs"
+    return f"{kind} ({apart_text(origin.inputs)})"
 
 
 def tensor_text(sketch: Sketch) -> str:

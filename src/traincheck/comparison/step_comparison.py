@@ -52,8 +52,9 @@ ROUNDED = 1e-4
 MOST_SEARCHED = 5
 """With so many origins, the search for values that an operation takes instead of others ends, as it takes long."""
 
-SURE = 0.01
-"""With less uncertainty than this, another input of an operation is another value, not the same with rounding."""
+SURE, ANOTHER, MUCH_NEARER = 0.01, 0.1, 0.01
+"""An input with less uncertainty than the first, and farther than the second from that of the other run, is another
+value: one that is nearer than the third of this distance exists elsewhere."""
 
 UPDATE_AMPLIFIES = 1000.0
 """An update may divide a gradient by its own size, so that elements near zero take full steps in any direction."""
@@ -301,16 +302,22 @@ class StepComparison:
             return False
         for x, y in zip(a.inputs, b.inputs, strict=True):
             own, other = self.a.values[x], self.b.values[y]
-            is_other = own.size > 1 and AMPLIFIES * self._uncertain.get(x, 0.0) < SURE and not _is_near(own, other)
-            if is_other and self._exists(1, own, before=b.outputs[0]) and self._exists(0, other, before=a.outputs[0]):
+            if own.size < 2 or AMPLIFIES * self._uncertain.get(x, 0.0) >= SURE:
+                continue
+            apart = distance(own, other)
+            if (
+                apart > ANOTHER
+                and self._exists(1, own, apart, before=b.outputs[0])
+                and self._exists(0, other, apart, before=a.outputs[0])
+            ):
                 return True
         return False
 
-    def _exists(self, run: int, sketch: Sketch, before: int) -> bool:
-        """Whether a run has a value that is near, before another value."""
+    def _exists(self, run: int, sketch: Sketch, apart: float, before: int) -> bool:
+        """Whether a run has a value before another one that is much nearer than `apart`."""
         values = (self.a, self.b)[run].values
         same_size = self._by_size[run].get(sketch.size, ())
-        return any(number < before and _is_near(sketch, values[number]) for number in same_size)
+        return any(number < before and distance(sketch, values[number]) < MUCH_NEARER * apart for number in same_size)
 
     @cached_property
     def _by_size(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
