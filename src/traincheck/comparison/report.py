@@ -11,6 +11,7 @@ from typing import Any
 
 from traincheck.comparison.configuration import COMMIT, SOURCE, SWITCH, ConfigurationDifference
 from traincheck.comparison.mark_report import mark_data, mark_lines, mark_title
+from traincheck.comparison.ranks import PartsOfRanks
 from traincheck.comparison.run_comparison import SAME, Comparison
 from traincheck.comparison.spread import (
     Loss,
@@ -207,7 +208,7 @@ def _describe(origin: Difference, a: str, b: str) -> Iterator[str]:
         return
     if operation.phase not in (BEFORE, GRADIENT, UPDATE):
         yield f"  {'inputs':{width}}  {inputs_text(origin)}"
-    yield f"  {'results':{width}}  {apart_text(origin.results)}"
+    yield f"  {'results':{width}}  {results_text(origin)}"
     for label, sketch in zip((a, b), origin.values, strict=True):
         yield f"  {label:{width}}  {tensor_text(sketch)}"
 
@@ -274,6 +275,14 @@ def inputs_text(origin: Difference) -> str:
         return "the same bits"
     kind = "another value, which both runs have" if origin.inputs > ANOTHER else "equal inputs"
     return f"{kind} ({apart_text(origin.inputs)})"
+
+
+def results_text(origin: Difference) -> str:
+    """How far the results of an origin are apart."""
+    parts = [each for each in origin.values or () if isinstance(each, PartsOfRanks) and not each.is_replicated]
+    if math.isinf(origin.results) and origin.kind == GRADIENTS and parts:
+        return "the ranks have different gradients, which were not reduced"
+    return apart_text(origin.results)
 
 
 def tensor_text(sketch: Sketch) -> str:

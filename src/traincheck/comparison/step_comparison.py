@@ -143,6 +143,8 @@ class StepComparison:
                 self.judged.append(self._compare_state(a, b, initial.get(a.module, 0.0)))
                 continue
             computed = a.phase in (FORWARD, BACKWARD) or a.name == INPUT
+            if a.name == ACCUMULATED:
+                computed = a.module not in self._never_whole
             results = self._distance(a.outputs, b.outputs, self._incoming(a), summands=computed)
             if a.phase == BEFORE:
                 inputs = (self._before or {}).get(a.module, 0.0)
@@ -159,6 +161,19 @@ class StepComparison:
             if a.phase == BACKWARD and a.name != SUM:
                 worst_backward = max(worst_backward, inputs, results)
             self.judged.append(Judged(self._judge(a, b, inputs, results), inputs, results))
+
+    @cached_property
+    def _never_whole(self) -> set[str]:
+        """The parameters whose gradients are still summands on the ranks of one run when they are used.
+
+        Then their reduction is missing after the backward, and not what happens before the update.
+        """
+        pairs = ((self.a.operations[i], self.b.operations[j]) for i, j in self.pairs)
+        return {
+            a.module
+            for a, b in pairs
+            if a.phase == GRADIENT and math.isinf(self._distance(a.outputs, b.outputs, summands=False))
+        }
 
     def _compare_state(self, a: Operation, b: Operation, initial: float) -> Judged:
         """Compare a parameter or buffer at the end of the step, which an operation wrote or something unknown."""
@@ -217,7 +232,8 @@ class StepComparison:
             self.rounding += 1
             return ROUNDING
         self.different += 1
-        kind = _kind(a, b) if math.isfinite(results) or a.phase == BEFORE else CODE
+        is_variable = a.phase in (BEFORE, GRADIENT) or a.name == ACCUMULATED
+        kind = _kind(a, b) if math.isfinite(results) or is_variable else CODE
         difference = Difference(self.step, kind, inputs, results, a, b, self._sketches(a, b))
         stretch = self._stretch_before(a, b) if explained else None
         if stretch is not None:
