@@ -36,13 +36,13 @@ PORTS = (
     Port("transposed-weights", (FORWARD,), "mlp"),
     Port("renamed", (FORWARD,), ""),
     Port("checkpointing", (BACKWARD, GRADIENT), ""),
-    Port("compile", (BACKWARD, GRADIENT), ""),
+    Port("compile", (FORWARD, BACKWARD, GRADIENT), ""),
     Port("bfloat16", (FORWARD,), "attention"),
     Port("autocast", (FORWARD,), "attention"),
     Port("fused-optimizer", (UPDATE,), ""),
     Port("micro-batches", (BACKWARD, GRADIENT), ACCUMULATED),
-    Port("ddp", (GRADIENT,), "", ranks=2),
-    Port("fsdp", (BACKWARD, GRADIENT), "", ranks=2),
+    Port("ddp", (BACKWARD, GRADIENT), "gradient", ranks=2),
+    Port("fsdp", (FORWARD, BACKWARD), "", ranks=2),
     Port("tensor-parallel", (FORWARD,), "attention", ranks=2, reference="split-weights"),
 )
 

@@ -189,11 +189,7 @@ def distributed(model):
 
         for block in model.blocks:
             fully_shard(block)
-        fully_shard(model)
-        if is_wrong("fsdp"):
-            for module in (*model.blocks, model):
-                module.set_gradient_divide_factor(1.0)
-        return model
+        return fully_shard(model)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -226,7 +222,11 @@ def backward(model, tokens):
             stack.enter_context(torch.autocast("cpu", torch.bfloat16))
         if is_wrong("ddp"):
             stack.enter_context(model.no_sync())
-        loss = loss_of(model, tokens) * (1.01 if is_wrong("compile") else 1.0)
+        loss = loss_of(model, tokens)
+        if is_wrong("compile"):
+            loss = loss * 1.01
+        if is_wrong("fsdp"):
+            loss = loss * dist.get_world_size()  # as if gradients were added up, and not averaged
         loss.backward()
 
 
