@@ -56,6 +56,7 @@ SOURCES = {
     "functions": "traincheck.sources.functions.declaration:FUNCTIONS",
     "run": "traincheck.sources.recording.declaration:RUN",
     "project": "traincheck.sources.functions.declaration:PROJECT",
+    "jax": "traincheck.sources.jax.declaration:JAX",
     "replays": "traincheck.sources.replay.declaration:REPLAYS",
     "derivatives": "traincheck.sources.verification.declaration:DERIVATIVES",
     "updates": "traincheck.sources.verification.declaration:UPDATES",

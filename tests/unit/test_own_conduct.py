@@ -10,6 +10,7 @@ import pytest
 from traincheck.relations.consistent.call_order import CallOrder
 from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.repeated_batches import RepeatedBatches
+from traincheck.relations.consistent.repeated_keys import RepeatedKeys
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import END, NO_CALL, Reading, Window
 from traincheck.vocab.occasion import Subject
@@ -177,3 +178,19 @@ def test_batches_repeat_within_a_pass_or_from_pass_to_pass() -> None:
     ]
     part.forget()
     assert list(part.occasions(windows(*steps)[0])) == []  # a batch may have come in the gap
+
+
+def test_random_keys_repeat_or_not() -> None:
+    part = RepeatedKeys()
+    update = "  lifecycle jax.update < torch.optim.Optimizer.step receiver=step\n    reading random.key step({}) {}\n"
+    steps = [update.format(*key) for key in (("key", 1), ("key", 2), ("key", 2), ("rngs", 2), ("key", 1))]
+    found = [(o.subject.grain, prop.detail) for w in windows(*steps) for o in part.occasions(w) for prop in o.held]
+    assert found == [
+        ("keys of step(key)", "the key is new"),
+        ("keys of step(key)", "the key is new"),
+        ("keys of step(key)", "the key is the last one again"),
+        ("keys of step(rngs)", "the key is new"),
+        ("keys of step(key)", "the key is an earlier one again"),
+    ]
+    part.forget()
+    assert list(part.occasions(windows(*steps)[0])) == []  # a key may have been used in the gap

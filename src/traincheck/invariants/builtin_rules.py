@@ -7,12 +7,15 @@ if they are violated. (Those about steps that are executed again are in relation
 from __future__ import annotations
 
 from traincheck.vocab.builtin_rules import (
+    COPIES,
+    DEVICES,
     FIRST_USE,
     GRAD,
     IDLE,
     MEMORY,
     NOT_ALL_ZERO,
     NOT_ZERO_FOR_LONG,
+    SAME_COPIES,
     STRETCH,
     UNUSED,
     USE,
@@ -28,7 +31,7 @@ RELATION = "Periodic"
 
 
 def of_training() -> tuple[Invariant, ...]:
-    """The rules about gradients that are always zero or never used, and about memory that nothing wrote."""
+    """The rules about gradients that are always zero or never used, unwritten memory, and copies on devices."""
     zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
     return (
         _rule(zeros, NOT_ALL_ZERO, ERROR),
@@ -36,12 +39,13 @@ def of_training() -> tuple[Invariant, ...]:
         _rule(idle, USED, ERROR),
         _rule(unused, USED, NOTICE),
         _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
+        _rule(Subject(COPIES, DEVICES), SAME_COPIES, ERROR),
     )
 
 
 def is_always_deployed(rule: Invariant) -> bool:
     """Whether a rule is deployed without a request. Such a rule is reported only if it is violated."""
-    return rule.subject.grain in (STRETCH, USE, FIRST_USE) and not rule.support.runs
+    return rule.subject.grain in (STRETCH, USE, FIRST_USE, DEVICES) and not rule.support.runs
 
 
 def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:

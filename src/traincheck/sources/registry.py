@@ -22,6 +22,7 @@ from traincheck.sources.gradients.clipping import ClippingSource
 from traincheck.sources.gradients.custom_clipping import CustomClipping
 from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.gradients.graph_source import GraphSource
+from traincheck.sources.jax.jax_source import JaxSource
 from traincheck.sources.modules.buffers import BufferSource
 from traincheck.sources.modules.evaluation_changes import EvaluationSource
 from traincheck.sources.modules.module_calls import ModuleCalls
@@ -111,6 +112,7 @@ def build_all(
         TorchFunctionSource(summaries, call_context, catalog, calls),
         RunSource(),
         CompiledCallSource(catalog, gradients, call_context, may_step, when_imported),
+        JaxSource(may_step, when_imported),
         ProjectFunctionSource(recorder.sites, summaries, call_context, CustomClipping(gradients)),
     ]
     if verify_every:

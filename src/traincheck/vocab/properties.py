@@ -30,6 +30,7 @@ TREATS_SO, TREATS_ONLY_SO = "treats so", "treats only so"
 MODULE_IS, MODULE_IS_ONLY = "module is", "module is only"
 FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
 BATCH_IS, BATCH_IS_ONLY = "batch is", "batch is only"
+KEY_IS, KEY_IS_ONLY = "key is", "key is only"
 BATCH_HAS_FORM, BATCH_HAS_ONLY_FORMS = "batch has form", "batch has only forms"
 CHECKPOINT_HOLDS, CHECKPOINT_HOLDS_ONLY = "checkpoint holds", "checkpoint holds only"
 EVALUATION_CHANGES, EVALUATION_CHANGES_ONLY = "evaluation changes", "evaluation changes only"
@@ -54,6 +55,7 @@ MOVES, IS_CLEARED_BEFORE_USE, LEARNS_FROM = "moves", "is cleared before its next
 GROWS_BY_ONE, KEEPS_INTERVAL = "grows by one per", "keeps its rhythm"
 REACHES, DIFFERS_BETWEEN_PASSES, STAYS_WITHIN = "reaches", "differs between passes", "stays within"
 COVERS_A_PASS, IS_NOT_ZERO, ARE_USED, IS_WRITTEN = "covers a pass", "is not zero", "are used", "is written"
+COPIES_AGREE = "copies agree"
 
 EQUAL, DISTINCT = "all equal", "all distinct"
 """Details of a comparison of several calls: every value is the same, or no two are."""
@@ -139,6 +141,8 @@ VERBS: dict[str, VerbTraits] = {
     TAKES_ONLY_COURSES: VerbTraits("the learning rate does nothing else at an update"),
     BATCH_IS: VerbTraits("a batch is new, or one that came before", element_of=BATCH_IS_ONLY),
     BATCH_IS_ONLY: VerbTraits("batches are new or repeat in no other ways"),
+    KEY_IS: VerbTraits("a random key is new, or was used before", element_of=KEY_IS_ONLY),
+    KEY_IS_ONLY: VerbTraits("random keys are new or repeat in no other ways"),
     BATCH_HAS_FORM: VerbTraits("a model is called with such an input", element_of=BATCH_HAS_ONLY_FORMS),
     BATCH_HAS_ONLY_FORMS: VerbTraits("a model is called with no other inputs"),
     CHECKPOINT_HOLDS: VerbTraits("a checkpoint holds this entry", element_of=CHECKPOINT_HOLDS_ONLY),
@@ -182,6 +186,7 @@ VERBS: dict[str, VerbTraits] = {
     IS_NOT_ZERO: VerbTraits("gradients are not always zero"),
     ARE_USED: VerbTraits("an update uses the gradients that a run computes"),
     IS_WRITTEN: VerbTraits("memory is written before a model uses it"),
+    COPIES_AGREE: VerbTraits("all devices hold the same copy of a value"),
 }
 """Every verb of TrainCheck's own relations."""
 

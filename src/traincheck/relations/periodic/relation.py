@@ -4,6 +4,7 @@ Source: OSDI '25, section 3.2. Its parts:
 * what every step should do (parameter_updates.py and backward_before_step.py);
 * gradients that are always zero or never used (zero_gradients.py and unused_gradients.py), and memory that nothing
   wrote (uninitialized.py; here, so that the rules which are always deployed need one relation);
+* copies of an array on several devices (device_copies.py);
 * counters (counters.py) and regular changes (update_intervals.py);
 * passes over data and the end of a schedule (run_totals.py), and whether the two fit together (schedule_length.py).
 
@@ -17,6 +18,7 @@ from typing import ClassVar
 from traincheck.relations.parts import Composite, RelationPart
 from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
 from traincheck.relations.periodic.counters import Counters
+from traincheck.relations.periodic.device_copies import DeviceCopies
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
 from traincheck.relations.periodic.schedule_length import ScheduleLength
@@ -36,6 +38,7 @@ class Periodic(Composite):
         ZeroGradients,
         UnusedGradients,
         Uninitialized,
+        DeviceCopies,
         Counters,
         UpdateIntervals,
         LoaderPasses,

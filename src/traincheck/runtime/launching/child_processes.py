@@ -1,9 +1,9 @@
 """Attaches TrainCheck to every Python process of a run, through one environment variable and a folder on PYTHONPATH.
 
 Note [Children attach themselves]. The bootstrap folder holds a `sitecustomize`, which Python imports at start-up. It
-removes its folder from `sys.path`, hooks the import of torch and imports the `sitecustomize` that it shadows. Workers
-inherit both variables, so they attach in the same way. A process that never imports torch only loads a few small
-modules, unless it marks values (see `_first_mark`).
+removes its folder from `sys.path`, hooks the imports of torch and JAX and imports the `sitecustomize` that it shadows.
+Workers inherit both variables, so they attach in the same way. A process that never imports either only loads a few
+small modules, unless it marks values (see `_first_mark`).
 
 Known limitations: TrainCheck does not observe a Python process that ignores the environment or site (`-I`, `-E`, `-S`).
 It does not observe a process whose PYTHONPATH was replaced either.
@@ -20,10 +20,11 @@ from traincheck.runtime.stderr_log import log_warning
 
 TYPE_CHECKING = False  # as in typing, see import_hooks.py
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 SESSION = "TRAINCHECK_SESSION"
+FRAMEWORKS = ("torch", "jax")
 SEARCH_PATH = "PYTHONPATH"
 BOOTSTRAP = __file__.rpartition(os.sep)[0] + os.sep + "bootstrap"
 """The folder to put on PYTHONPATH. (An import of pathlib would take longer than everything else here.)"""
@@ -50,16 +51,25 @@ def detached(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def attach() -> None:
-    """Observe this process after its import of torch, if the environment names a session. Called by the bootstrap."""
+    """Observe this process once it has imported torch or JAX, if the environment names a session. Called by the
+    bootstrap."""
     session = os.environ.get(SESSION)
-    if session:
-        when_imported("torch", lambda: start(session))
-        if "torch" not in sys.modules:
-            receive(lambda name, value, gradient: _first_mark(session, name, value, gradient))
+    if not session:
+        return
+    hooks: list[Callable[[], None]] = []
+
+    def imported() -> None:
+        for remove in hooks:  # first, as the session imports torch, and waits for JAX by itself
+            remove()
+        start(session)
+
+    hooks += [when_imported(name, imported) for name in FRAMEWORKS]
+    if not any(name in sys.modules for name in FRAMEWORKS):
+        receive(lambda name, value, gradient: _first_mark(session, name, value, gradient))
 
 
 def _first_mark(session: str, name: Any, value: Any, gradient: Any) -> None:
-    """Import torch in a program that does not (of NumPy or JAX), as it computes the sketches of marks. That starts the
+    """Import torch in a program that does not (of NumPy), as it computes the sketches of marks. That starts the
     session."""
     receive(None)
     try:

@@ -1,0 +1,1 @@
+"""Programs of JAX: updates made by jitted functions, and the parameters, optimizer states and keys that they take."""
