@@ -28,10 +28,16 @@ class PartsOfRanks(Sketch, frozen=True):
         """Whether all ranks hold the same bits."""
         return self.fingerprint is not None and all(part.fingerprint == self.fingerprint for part in self.parts)
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no rank knows anything of the values."""
+        return not any(part.packed_projections or part.norm or part.total for part in self.parts)
+
     def forms(self, size: int, *, summands: bool) -> list[Sketch]:
         """What the parts may be together, if the whole has so many elements."""
         count = len(self.parts)
-        possible = [self.parts[0]] if self.is_replicated and self.size == size else []
+        is_whole = self.is_replicated or self.is_unknown
+        possible = [self.parts[0]] if is_whole and self.size == size else []
         if summands and all(part.size == size and part.packed_projections for part in self.parts):
             possible += [_sum(self.parts, factor) for factor in (1.0, 1.0 / count)]
         elif sum(part.size for part in self.parts) == size:

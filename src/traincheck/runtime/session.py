@@ -29,7 +29,6 @@ from traincheck.runtime.launching.run_settings import Settings
 from traincheck.runtime.ranks.rank_info import CurrentRank, RankInfo
 from traincheck.runtime.ranks.rank_publisher import RankPublisher
 from traincheck.runtime.recording.burst_recording import BurstRecorder
-from traincheck.runtime.recording.initial_states import InitialStates
 from traincheck.runtime.recording.pipeline import Last, Pipeline, Stage
 from traincheck.runtime.recording.redaction import without_secrets
 from traincheck.runtime.recording.sampling import Sampling
@@ -46,6 +45,7 @@ from traincheck.vocab.option_values import ALL, OPERATIONS
 from traincheck.vocab.run_configuration import RunConfiguration
 
 if TYPE_CHECKING:
+    from traincheck.runtime.recording.initial_states import InitialStates
     from traincheck.sources.attachment import Attachment
     from traincheck.sources.operations.marks import MarkSink
     from traincheck.sources.recording.step_tracker import Cut
@@ -83,10 +83,18 @@ class Session:
         self._control_follower: ControlFollower | None = None
         self._snapshot_due = settings.snapshot
         self._verified = VerificationTally()
-        self._initial_states = InitialStates(settings, self._process, lambda text: self._pipeline.say(text))
+        self._initial_states = self._find_initial_states()
         self.sampling = Sampling(settings.sample_every, settings.budget, settings.warm_up)
         self._undo = ExitStack()
         self._lock, self._noting = threading.Lock(), threading.Lock()
+
+    def _find_initial_states(self) -> InitialStates | None:
+        """The initial states, if this process saves one or begins with one."""
+        if self.settings.record != OPERATIONS and not self.settings.initial_state:
+            return None
+        from traincheck.runtime.recording.initial_states import InitialStates
+
+        return InitialStates(self.settings, self._process, lambda text: self._pipeline.say(text))
 
     def start(self) -> None:
         """Attach the sources. Imports torch."""
@@ -146,7 +154,7 @@ class Session:
             installed=self.settings.installed_sources,
             operations=operations.add if operations is not None else None,
             marks=self._mark_sink(marks) if marks is not None else None,
-            initial_state=self._initial_states.source if self._initial_states.needed else None,
+            initial_state=self._initial_states.source if self._initial_states is not None else None,
         )
         self._catalog = built.catalog
         attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.call_context.training_flags))
@@ -185,7 +193,7 @@ class Session:
         stages: list[Stage] = []
         if operations is not None and marks is not None:
             stages += [("operations", operations.feed), ("marks", marks.feed)]
-        if self._initial_states.needed:
+        if self._initial_states is not None:
             stages.append(("initial state", self._initial_states.feed))
         return stages
 
@@ -274,7 +282,7 @@ class Session:
         return [
             ("control", lambda: self._control_follower.close() if self._control_follower is not None else None),
             ("trace", self._window_recorder.close),
-            ("initial state", self._initial_states.close),
+            ("initial state", lambda: self._initial_states.close() if self._initial_states is not None else None),
             ("ranks", lambda: self._publisher.close() if self._publisher is not None else None),
             ("checking", lambda: self._checker.save() if self._checker is not None else None),
             ("session", functools.partial(self._write_note, ended=True)),

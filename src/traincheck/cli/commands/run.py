@@ -14,7 +14,7 @@ import typer
 
 from traincheck import config as configs
 from traincheck import plugins
-from traincheck.cli import flags, monitoring, program_run, report_formats, report_output, run_against
+from traincheck.cli import flags, monitoring, program_run, report_formats, report_output
 from traincheck.cli.console import FINDINGS, UNJUDGED, exit_code, remark
 from traincheck.config import Config
 from traincheck.errors import TrainCheckError
@@ -111,6 +111,8 @@ def run(
         catalogue()
     target.check(os.environ)
     if against is not None:
+        from traincheck.cli import run_against
+
         config = run_against.recording_operations(config, against)
     requests = report_formats.requested(config)
     sinks = report_formats.Sinks(requests, {"script": target.script, "fail_on": config.fail_on})
@@ -127,6 +129,8 @@ def run(
             tracker.begin({"folder": str(folder.path), "script": folder.manifest.script, "host": platform.node()})
         followers.append(_follower(folder, book, config))
         if against is not None:
+            from traincheck.cli import run_against
+
             comparisons.append(run_against.live_comparison(against, folder, config))
         report_output.import_report_modules()
         with ExitStack() as threads:
@@ -167,6 +171,8 @@ def _conclude(
     checked = result_of_live_run(recording.path, book, compared)
     report = with_files(checked.report, Path(), folder.manifest.started)
     if live is not None:
+        from traincheck.cli import run_against
+
         report = run_against.with_comparison(report, live, recording.path)
     checked = replace(checked, report=report)
     json_file, html_file = recording.path / report_output.JSON_NAME, recording.path / report_output.HTML_NAME

@@ -40,11 +40,6 @@ class InitialStates:
         self._state: State | None = None
         self._restored = self._trained = False
 
-    @property
-    def needed(self) -> bool:
-        """Whether this process saves a state or begins with one."""
-        return self._settings.record == OPERATIONS or bool(self._settings.initial_state)
-
     def source(self, catalog: VariableCatalog) -> InitialStateSource:
         """The source that takes the state from the program, and sets it."""
         from traincheck.sources.operations.initial_state import InitialStateSource
