@@ -29,6 +29,13 @@ class Placement(NamedTuple):
         return positions
 
 
+def is_other_reduction(tensor: torch.Tensor) -> bool:
+    """Whether the parts of all ranks are combined by something else than a sum or mean, such as a norm or maximum."""
+    partial = [placed for placed in getattr(tensor, "placements", None) or () if placed.is_partial()]
+    # A subclass (`_NormPartial`) changes the parts before they are added up.
+    return any(type(each).__name__ != "Partial" or each.reduce_op not in ("sum", "avg") for each in partial)
+
+
 def placement_of(tensor: torch.Tensor, local: torch.Tensor) -> Placement | None:
     """The placement of a tensor that is not whole on this rank; None for others, and where it is unknown."""
     mesh, placements = getattr(tensor, "device_mesh", None), getattr(tensor, "placements", None)

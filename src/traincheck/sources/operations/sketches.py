@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from traincheck.sources.operations.placements import placement_of
+from traincheck.sources.operations.placements import is_other_reduction, placement_of
 from traincheck.sources.tensors.reading import dtype_name, fingerprints, local_tensor
 from traincheck.vocab.operations import Sketch, packed
 
@@ -62,7 +62,7 @@ def elements(tensor: torch.Tensor) -> bytes:
 def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
     kind, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     dense = local_tensor(tensor)
-    if dense is None or not dense.numel():
+    if dense is None or not dense.numel() or is_other_reduction(tensor):
         return Sketch(kind, shape, fingerprint)
     numbers = _numbers(dense.detach())
     placement = placement_of(tensor, dense)
