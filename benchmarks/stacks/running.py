@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,10 @@ from benchmarks.command_cost import TRAINCHECK
 from benchmarks.public import output
 from benchmarks.public.running import QUIET, TIMED_OUT
 from benchmarks.stacks.lists import HERE, PROGRAMS, Package, Program, SilentError
+from traincheck.checking.findings import group
+from traincheck.checking.outcome_files import PROCESS_FILES, RANK_FILES, read_comparison, read_outcome
+from traincheck.invariants.book import read_book
+from traincheck.invariants.packs import SHIPPED as PACK_FOLDER
 
 SUPPORT = HERE / "support"
 GOOD_SEEDS, SEED = (11, 12, 13), 14
@@ -57,15 +62,17 @@ def _program(program: Program, home: Path, rounds: int) -> dict[str, Any]:
     plain, observed = [], []
     for _ in range(rounds):
         plain.append(_plain(program, work[PACKS]))
-        observed.append(_observed(program, work[PACKS], PACKS, "clean"))
+        observed.append(_observed(program, work[PACKS], "clean"))
     unsteady: output.Unsteady = {}
     if any(ran.lines != plain[0].lines for ran in observed):
         plain.append(_plain(program, work[PACKS]))
         unsteady = output.merge_unsteady(output.changing_numbers(plain[0].lines, ran.lines) for ran in plain[1:])
     compared = [output.compare(plain[0].lines, ran.lines, unsteady) for ran in observed]
     _accept_good_runs(program, work[OWN])
-    _observed(program, work[OWN], OWN, "clean")
-    packs, own = (report_of(work[book] / "runs" / "clean") for book in (PACKS, OWN))
+    _observed(program, work[OWN], "clean")
+    packs = report_of(work[PACKS] / "runs" / "clean")
+    findings = {PACKS: [in_short(finding) for finding in packs["findings"]]}
+    findings[OWN] = findings_by_book(work[OWN] / "runs" / "clean")[OWN]
     worst = min(compared, key=lambda comparison: comparison.equal)
     return {
         "equal": worst.equal,
@@ -73,24 +80,23 @@ def _program(program: Program, home: Path, rounds: int) -> dict[str, Any]:
         "lines": worst.lines,
         "steps": packs.get("counts", {}).get("steps", 0),
         "held": packs.get("counts", {}).get("passed", 0),
-        "findings": {PACKS: findings_of(packs), OWN: findings_of(own)},
+        "findings": findings,
         "step_ms": _milliseconds(plain),
         "observed_step_ms": _milliseconds(observed),
     }
 
 
 def _error(error: SilentError, program: Program, scratch: Path) -> dict[str, Any]:
-    """The findings that the program has with the error and not without, by book."""
+    """The findings that the program has with the error and not without, by the book that has their rules."""
     home = scratch / program.id
-    figures: dict[str, Any] = {}
-    for book in (PACKS, OWN):
-        ran = _observed(program, home / book, book, error.id, error)
-        clean = {_key(finding) for finding in findings_of(report_of(home / book / "runs" / "clean"))}
-        found = findings_of(report_of(home / book / "runs" / error.id))
-        figures[book] = [finding for finding in found if _key(finding) not in clean]
-        plain = output.normalised((home / PACKS / "logs" / "plain.out").read_text(encoding="utf-8", errors="replace"))
-        figures["changes"] = figures.get("changes", False) or ran.lines != plain
-    return figures
+    ran = _observed(program, home / OWN, error.id, error)
+    clean, found = (findings_by_book(home / OWN / "runs" / name) for name in ("clean", error.id))
+    known = {book: {_key(finding) for finding in clean[book]} for book in (PACKS, OWN)}
+    plain = output.normalised((home / PACKS / "logs" / "plain.out").read_text(encoding="utf-8", errors="replace"))
+    return {
+        **{book: [finding for finding in found[book] if _key(finding) not in known[book]] for book in (PACKS, OWN)},
+        "changes": ran.lines != plain,
+    }
 
 
 def _key(finding: Mapping[str, Any]) -> tuple[object, ...]:
@@ -109,24 +115,32 @@ def _plain(program: Program, work: Path) -> Ran:
     return _run([sys.executable, *_words(program, SEED)], program, work, "plain")
 
 
-def _observed(program: Program, work: Path, book: str, name: str, error: SilentError | None = None) -> Ran:
-    """Run the program under `traincheck run`; a run folder of the same name is replaced."""
+def _observed(program: Program, work: Path, name: str, error: SilentError | None = None) -> Ran:
+    """Run the program under `traincheck run`: with the packs, and with the good runs that were accepted in `work`."""
     shutil.rmtree(work / "runs" / name, ignore_errors=True)
-    options = ["--packs", "shipped" if book == PACKS else "none", "--fail-on", "never", "-o", f"runs/{name}"]
-    words = [*TRAINCHECK, "run", *options, *_words(program, SEED, error)]
+    start = _under_traincheck(program, _words(program, SEED, error))
+    words = [*TRAINCHECK, "run", "--fail-on", "never", "-o", f"runs/{name}", *start]
     return _run(words, program, work, name, error)
 
 
 def _accept_good_runs(program: Program, work: Path) -> None:
     folders = [f"runs/good{seed}" for seed in GOOD_SEEDS]
     for seed, folder in zip(GOOD_SEEDS, folders, strict=True):
-        _run([*TRAINCHECK, "collect", "-o", folder, *_words(program, seed)], program, work, f"good{seed}")
+        words = [*TRAINCHECK, "collect", "-o", folder, *_under_traincheck(program, _words(program, seed))]
+        _run(words, program, work, f"good{seed}")
     words = [*TRAINCHECK, "accept", *folders, "--reason", "good runs of the benchmark"]
     _run(words, program, work, "accept")
 
 
 def _words(program: Program, seed: int, error: SilentError | None = None) -> list[str]:
-    return [program.script, *program.args, *(error.args if error else ()), "--seed", str(seed)]
+    words = [program.script, *program.args, *(error.args if error else ()), "--seed", str(seed)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={program.ranks}"]
+    return [*launcher, *words] if program.ranks else words
+
+
+def _under_traincheck(program: Program, words: Sequence[str]) -> list[str]:
+    """The words after the options of TrainCheck: a launcher of ranks is a command."""
+    return ["--", sys.executable, *words] if program.ranks else list(words)
 
 
 def _run(words: Sequence[str], program: Program, work: Path, name: str, error: SilentError | None = None) -> Ran:
@@ -170,10 +184,22 @@ def report_of(run: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def findings_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the findings of a report in short."""
+def findings_by_book(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the findings of a run as the rules of the packs alone, and those of its good runs alone, would show them."""
+    deployed = read_book(run / "book.jsonl")
+    in_packs = {rule.id for path in PACK_FOLDER.glob("*.jsonl") for rule in read_book(path).invariants}
+    found = {}
+    for name in (PACKS, OWN):
+        rules = tuple(rule for rule in deployed.invariants if (rule.id in in_packs) == (name == PACKS))
+        book = replace(deployed, invariants=rules)
+        outcomes = [read_outcome(path, book) for path in run.glob(PROCESS_FILES)]
+        outcomes += [read_comparison(path, book).comparison.outcome for path in run.glob(RANK_FILES)]
+        findings = group(violation for outcome in outcomes for violation in outcome.violations)
+        found[name] = [in_short(asdict(finding)) for finding in findings]
+    return found
+
+
+def in_short(finding: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a finding that the results keep."""
     keys = ("severity", "diagnosis", "title", "step", "expected", "observed")
-    return [
-        {**{key: finding[key] for key in keys}, "variables": list(finding["variables"][:3])}
-        for finding in report["findings"]
-    ]
+    return {**{key: finding[key] for key in keys}, "variables": list(finding["variables"][:3])}

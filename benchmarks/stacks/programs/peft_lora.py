@@ -1,4 +1,4 @@
-"""LoRA on a classifier with a new head, first epochs, then training goes on from the saved adapter."""
+"""DoRA on a classifier with a new head, first epochs, then training goes on from the saved adapter."""
 
 import argparse
 import tempfile
@@ -24,6 +24,7 @@ def make_trainer(model, tokenizer, seed, folder, epochs):
         per_device_train_batch_size=16,
         gradient_accumulation_steps=2,
         activation_checkpointing=True,
+        activation_checkpointing_kwargs={"use_reentrant": True},
         learning_rate=5e-3,
         warmup_steps=2,
         eval_strategy="epoch",
@@ -57,6 +58,7 @@ def main():
         lora_dropout=0.1,
         target_modules=["q_proj", "v_proj"],
         use_rslora=True,
+        use_dora=True,
     )
     with tempfile.TemporaryDirectory() as folder:
         set_seed(args.seed)

@@ -12,7 +12,7 @@ def tokenized(tokenizer, count, seed):
     return [tokenizer(f"<s> {text} </s>") for text in sentences(count, seed)]
 
 
-def make_trainer(seed, folder, smoothing):
+def make_trainer(seed, folder):
     set_seed(seed)
     tokenizer = make_tokenizer()
     arguments = TrainingArguments(
@@ -27,7 +27,7 @@ def make_trainer(seed, folder, smoothing):
         weight_decay=0.1,
         warmup_steps=4,
         lr_scheduler_type="cosine",
-        label_smoothing_factor=smoothing,
+        label_smoothing_factor=0.1,
         eval_strategy="steps",
         eval_steps=8,
         save_strategy="steps",
@@ -51,17 +51,16 @@ def make_trainer(seed, folder, smoothing):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoothing", type=float, default=0.0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(args.seed, folder, args.smoothing)
+        trainer = make_trainer(args.seed, folder)
         trainer.train()
         losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
         print("losses", losses)
         print("evaluation", trainer.evaluate()["eval_loss"])
         print("weights", digest(trainer.model))
         # The job was interrupted after step 16: a new process would do this.
-        again = make_trainer(args.seed, folder, args.smoothing)
+        again = make_trainer(args.seed, folder)
         again.train(resume_from_checkpoint=str(Path(folder) / "checkpoint-16"))
         print("resumed weights", digest(again.model), "equal:", digest(again.model) == digest(trainer.model))
 
