@@ -149,7 +149,7 @@ def _run(words: Sequence[str], program: Program, work: Path, name: str, error: S
     times.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH", ""))))
     edits = json.dumps([vars(edit) for edit in error.edits]) if error else ""
-    cache = {"HF_HOME": str(work / "cache"), "XDG_CACHE_HOME": str(work / "cache")}
+    cache = {"HF_HOME": str(work / "cache"), "TORCH_EXTENSIONS_DIR": str(work.parents[1] / "extensions")}
     environ = {key: value for key, value in os.environ.items() if not key.startswith("TRAINCHECK_")}
     environ |= {**QUIET, **cache, "PYTHONPATH": path, "STACKS_EDITS": edits, "STACKS_TIMES": str(times)}
     with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:

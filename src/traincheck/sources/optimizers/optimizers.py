@@ -209,7 +209,7 @@ class OptimizerSource(RecorderListener):
                 from traincheck.sources.optimizers.model_descriptions import ModelDescriptions  # not before an update
 
                 self._models = ModelDescriptions(catalog, recorder)
-            self._models.update_begins(call.seq, self._describes_models)
+            self._models.update_begins(call.seq, optimizer, self._describes_models)
         if self._reads_magnitudes:
             if self._magnitudes is None:
                 from traincheck.sources.optimizers.magnitudes import Magnitudes  # not before an update
