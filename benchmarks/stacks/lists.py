@@ -67,14 +67,14 @@ class Edit:
 class SilentError:
     """A documented silent error, brought back into the package while `program` (an id) runs.
 
-    `source` is the public issue, pull request or commit; `about` says what goes wrong. `family` names a class of errors
-    that the page counts separately, for example "silently off".
+    `source` is the public issue, pull request or commit; `about` says what goes wrong. An error of a `family` is a mistake
+    in the program instead, made by `args`: the page lists each family separately.
     """
 
     id: str
     program: str
-    source: str
     about: str
+    source: str = ""
     edits: tuple[Edit, ...] = ()
     args: tuple[str, ...] = ()
     family: str = ""
@@ -152,7 +152,7 @@ def _check(path: Path, package: Package) -> None:
     for error in package.errors:
         if error.program not in programs:
             raise BadList(path, error.id, f"{error.program!r} is none of its programs: {', '.join(sorted(programs))}")
-        if not _SOURCE.fullmatch(error.source):
-            raise BadList(path, error.id, "source must be the address of an issue, a pull request or a commit on GitHub")
-        if not error.edits and not error.args:
-            raise BadList(path, error.id, "it changes nothing; add edits of the package, or arguments of the program")
+        if not error.family and not (_SOURCE.fullmatch(error.source) and error.edits):
+            raise BadList(path, error.id, "it needs edits, and as source an issue, pull request or commit on GitHub")
+        if error.family and not error.args:
+            raise BadList(path, error.id, "it changes nothing; add the arguments of the program that make the mistake")
