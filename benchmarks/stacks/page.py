@@ -30,6 +30,13 @@ The errors, and the first finding for each:
 | error | packs | own |
 |---|---|---|
 {errors}
+
+A request in your own code can be *silently off* as well: a name, a pattern or a flag that matches nothing or changes nothing. The
+packages accept such requests, some with a warning.
+
+| request | packs | own |
+|---|---|---|
+{off}
 {machine}
 """
 
@@ -52,18 +59,19 @@ def text(packages: Sequence[Package], results: Mapping[str, Any]) -> str:
     by_name = results["packages"]
     listed = [package for package in packages if package.package in by_name or package.skipped]
     rows = [row(package, by_name.get(package.package, {})) for package in listed]
-    errors = [
-        error_row(error, by_name[package.package]["errors"][error.id])
-        for package in listed
-        for error in package.errors
-        if error.id in by_name.get(package.package, {}).get("errors", {})
-    ]
+    rows_of: dict[bool, list[str]] = {False: [], True: []}
+    for package in listed:
+        for error in package.errors:
+            if error.id in by_name.get(package.package, {}).get("errors", {}):
+                rows_of[bool(error.family)].append(error_row(error, by_name[package.package]["errors"][error.id]))
     machine = results["machine"]
     about = (
         f"\nMeasured on {machine['cores']} cores ({machine['processor']}), Python {machine['python']}, "
         f"torch {machine['torch']}."
     )
-    return TEXT.format(rows="\n".join(rows), errors="\n".join(errors), machine=about)
+    return TEXT.format(
+        rows="\n".join(rows), errors="\n".join(rows_of[False]), off="\n".join(rows_of[True]), machine=about
+    )
 
 
 def row(package: Package, figures: Mapping[str, Any]) -> str:
@@ -73,7 +81,7 @@ def row(package: Package, figures: Mapping[str, Any]) -> str:
     programs = [figures["programs"][program.id] for program in package.programs]
     equal = sum(program["equal"] for program in programs)
     clean = [str(sum(len(program["findings"][book]) for program in programs)) for book in BOOKS]
-    errors = [figures["errors"][error.id] for error in package.errors]
+    errors = [figures["errors"][error.id] for error in package.errors if not error.family]
     detected = [f"{sum(verdict(error[book]) == ERROR for error in errors)} of {len(errors)}" for book in BOOKS]
     times = "; ".join(_times(program) for program in programs)
     about = "; ".join(program.about for program in package.programs)
@@ -90,10 +98,9 @@ def _times(program: Mapping[str, Any]) -> str:
 
 def error_row(error: SilentError, figures: Mapping[str, Any]) -> str:
     """The line of an error: its source, and the first finding under each book."""
-    number = error.source.rsplit("/", 1)[1][:10]
-    repository = "/".join(error.source.split("/")[4:5])
-    cells = " | ".join(_cell(figures[book]) for book in BOOKS)
-    return f"| {error.about} ([{repository} {number}]({error.source})) | {cells} |"
+    _, _, _, _, repository, _, number = error.source.split("/") if error.source else [""] * 7
+    source = f" ([{repository} {number}]({error.source}))" if error.source else ""
+    return f"| {error.about}{source} | {' | '.join(_cell(figures[book]) for book in BOOKS)} |"
 
 
 def _cell(findings: Sequence[Mapping[str, Any]]) -> str:
