@@ -81,9 +81,11 @@ def _report(package: Package, figures: dict[str, Any]) -> int:
     for name, program in figures["programs"].items():
         wrong = [(book, finding) for book in BOOKS for finding in program["findings"][book]]
         faults += bool(wrong) or not program["equal"]
-        print(f"{name}: {program['steps']} steps, results {'equal' if program['equal'] else 'DIFFER'}, {len(wrong)} findings")
+        results = "equal" if program["equal"] else "DIFFER"
+        print(f"{name}: {program['steps']} steps, results {results}, {len(wrong)} findings")
         for book, finding in wrong:
-            print(f"    {book}: {finding['severity']} at step {finding['step']}: {finding['title']} {finding['variables']}")
+            about = f"{finding['title']} {finding['variables']}"
+            print(f"    {book}: {finding['severity']} at step {finding['step']}: {about}")
     for name, error in figures["errors"].items():
         changes = "" if error["changes"] else ", but it changes no result"
         print(f"{name}: {', '.join(f'{book} {verdict(error[book])}' for book in BOOKS)}{changes}")

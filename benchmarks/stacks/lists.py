@@ -67,8 +67,8 @@ class Edit:
 class SilentError:
     """A documented silent error, brought back into the package while `program` (an id) runs.
 
-    `source` is the public issue, pull request or commit; `about` says what goes wrong. An error of a `family` is a mistake
-    in the program instead, made by `args`: the page lists each family separately.
+    `source` is the public issue, pull request or commit; `about` says what goes wrong. An error of a `family` is a
+    mistake in the program instead, made by `args`: the page lists each family separately.
     """
 
     id: str

@@ -16,29 +16,7 @@ BEGIN, END = "<!-- stacks: begin; `make stacks` writes this part -->\n", "<!-- s
 BOOKS = ("packs", "own")
 ERROR, NOTICE, MISSED = "error", "notice", "missed"
 
-TEXT = """
-`make stacks` runs our own programs with each package on CPU, plain and under `traincheck run`. It then brings documented silent
-errors back into the package and runs the programs again. *Packs* are the shipped packs alone. *Own* are three accepted runs with other
-seeds, without the packs. A finding counts as detection if the program has it only with the error.
-
-| package | version | programs | same results | clean findings, packs | own | errors detected, packs | own | step time, plain and checked |
-|---|---|---|---|---|---|---|---|---|
-{rows}
-
-The errors, and the first finding for each:
-
-| error | packs | own |
-|---|---|---|
-{errors}
-
-A request in your own code can be *silently off* as well: a name, a pattern or a flag that matches nothing or changes nothing. The
-packages accept such requests, some with a warning.
-
-| request | packs | own |
-|---|---|---|
-{off}
-{machine}
-"""
+TEMPLATE = Path(__file__).parent / "tested-packages.md"
 
 
 def write_page() -> None:
@@ -69,7 +47,7 @@ def text(packages: Sequence[Package], results: Mapping[str, Any]) -> str:
         f"\nMeasured on {machine['cores']} cores ({machine['processor']}), Python {machine['python']}, "
         f"torch {machine['torch']}."
     )
-    return TEXT.format(
+    return TEMPLATE.read_text(encoding="utf-8").format(
         rows="\n".join(rows), errors="\n".join(rows_of[False]), off="\n".join(rows_of[True]), machine=about
     )
 

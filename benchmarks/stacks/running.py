@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Failed(Exception):
 
 
 class Ran(NamedTuple):
-    """A finished run: its exit code, the normalised lines of its output, and the intervals between its steps in seconds."""
+    """A finished run: exit code, the normalised lines of its output, and seconds between its steps."""
 
     code: int
     lines: list[str]
@@ -167,7 +168,7 @@ def _run(words: Sequence[str], program: Program, work: Path, name: str, error: S
         raise Failed(f"{program.id}, {name}: exit code {code}, see {log}.err\n{end}")
     stamps = json.loads(times.read_text()) if times.exists() else []
     lines = output.normalised(log.with_suffix(".out").read_text(encoding="utf-8", errors="replace"))
-    return Ran(code, lines, [after - before for before, after in zip(stamps, stamps[1:], strict=False)])
+    return Ran(code, lines, [after - before for before, after in pairwise(stamps)])
 
 
 def _milliseconds(runs: Sequence[Ran]) -> float | None:
@@ -185,7 +186,7 @@ def report_of(run: Path) -> dict[str, Any]:
 
 
 def findings_by_book(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the findings of a run as the rules of the packs alone, and those of its good runs alone, would show them."""
+    """Return the findings of a run by the rules of the packs alone, and by those of its good runs alone."""
     deployed = read_book(run / "book.jsonl")
     in_packs = {rule.id for path in PACK_FOLDER.glob("*.jsonl") for rule in read_book(path).invariants}
     found = {}

@@ -114,5 +114,5 @@ def test_the_model_of_a_new_optimizer_is_described_at_once() -> None:
         train(nn.Linear(8, 2))
         train(nn.Sequential(nn.Linear(8, 2)))
     assert seen.faults == []
-    models = [reading.variable for reading in seen.readings if (reading.kind, reading.attribute) == ("model", "modules")]
-    assert models == ["Linear", "Sequential"]
+    readings = [reading for reading in seen.readings if (reading.kind, reading.attribute) == ("model", "modules")]
+    assert [reading.variable for reading in readings] == ["Linear", "Sequential"]

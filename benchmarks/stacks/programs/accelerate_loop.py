@@ -59,9 +59,7 @@ def train(seed, folder, resume=None):
     evaluation = DataLoader(make_data(96, seed + 1000), batch_size=32)
     updates = EPOCHS * -(-len(loader) // ACCUMULATION)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=6e-3, total_steps=updates)
-    model, optimizer, loader, evaluation, schedule = accelerator.prepare(
-        model, optimizer, loader, evaluation, schedule
-    )
+    model, optimizer, loader, evaluation, schedule = accelerator.prepare(model, optimizer, loader, evaluation, schedule)
     first_epoch, skipped = 0, 0
     if resume:
         accelerator.load_state(resume[0])
@@ -87,7 +85,8 @@ def train(seed, folder, resume=None):
             if not resume and epoch == 1 and batch == 3:
                 accelerator.save_state(f"{folder}/middle")
         accuracy = evaluate(accelerator, model, evaluation)
-        accelerator.print(f"epoch {epoch} loss {total / len(loader):.6f} accuracy {accuracy:.4f}", schedule.get_last_lr())
+        rate = schedule.get_last_lr()[0]
+        accelerator.print(f"epoch {epoch} loss {total / len(loader):.6f} accuracy {accuracy:.4f} rate {rate:.6f}")
     accelerator.end_training()
     return accelerator.unwrap_model(model)
 

@@ -1,4 +1,4 @@
-"""A pipeline of the package datasets: map, filter, split and shuffle, read by loaders with workers, for a loop by hand."""
+"""A pipeline of the package datasets: map, filter, split, and shuffled shards, which a loader with workers reads."""
 
 import argparse
 
@@ -41,7 +41,8 @@ def main():
     data = Dataset.from_dict({"text": sentences(420, args.seed)}).filter(lambda row: "captain" not in row["text"])
     parts = data.train_test_split(test_size=0.2, seed=args.seed)
     parts = parts.map(encode, batched=True, remove_columns=["text"])
-    train = parts["train"].to_iterable_dataset(num_shards=4).shuffle(seed=args.seed, buffer_size=64).with_format("torch")
+    shards = parts["train"].to_iterable_dataset(num_shards=4)
+    train = shards.shuffle(seed=args.seed, buffer_size=64).with_format("torch")
     loader = DataLoader(train, batch_size=16, num_workers=2, persistent_workers=True)
     evaluation = DataLoader(parts["test"].with_format("torch"), batch_size=32)
     model = BagOfWords(len(tokenizer))

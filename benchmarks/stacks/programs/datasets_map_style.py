@@ -1,8 +1,9 @@
-"""A map-style pipeline of the package datasets: files, map with its cache, a new shuffle for each epoch, and workers."""
+"""A map-style pipeline of the package datasets: files, map with its cache, a shuffle for each epoch, and workers."""
 
 import argparse
 import json
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,8 +32,8 @@ def label(text):
 
 
 def write(path, count, seed):
-    with open(path, "w") as file:
-        file.writelines(json.dumps({"text": text, "label": label(text)}) + "\n" for text in sentences(count, seed))
+    rows = [json.dumps({"text": text, "label": label(text)}) for text in sentences(count, seed)]
+    Path(path).write_text("\n".join(rows) + "\n")
     return path
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed with ZeRO on two processes: bfloat16 weights, accumulation, clipping, warm-up, checkpoints, and resuming."""
+"""DeepSpeed with ZeRO on two processes: bfloat16, accumulation, clipping, warm-up, checkpoints, and resuming."""
 
 import argparse
 import tempfile

@@ -1,4 +1,4 @@
-"""A loop of your own with Fabric on two processes: distributed data parallel, accumulation, clipping and checkpoints."""
+"""A loop of your own with Fabric on two processes: data parallel, accumulation, clipping and checkpoints."""
 
 import argparse
 import tempfile

@@ -75,7 +75,8 @@ def fit(seed, folder, checkpoint=None):
     )
     loader = DataLoader(make_data(264, seed), batch_size=16, shuffle=True)
     trainer.fit(model, loader, DataLoader(make_data(64, seed + 1000), batch_size=32), ckpt_path=checkpoint)
-    print("steps", trainer.global_step, {name: round(float(value), 6) for name, value in trainer.callback_metrics.items()})
+    metrics = {name: round(float(value), 6) for name, value in trainer.callback_metrics.items()}
+    print("steps", trainer.global_step, metrics)
     return model
 
 

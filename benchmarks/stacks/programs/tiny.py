@@ -7,10 +7,44 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-SUBJECTS = "the cat|a dog|my teacher|our neighbour|the old captain|one sparrow|a quiet child|the engineer".split("|")
-VERBS = "sees|likes|paints|follows|repairs|forgets|carries|describes".split("|")
-OBJECTS = "the river|a red house|two letters|the broken clock|every question|a small boat|the answer".split("|")
-TAILS = "|today|in the morning|without a word|behind the station|because of the rain|again and again".split("|")
+SUBJECTS = [
+    "the cat",
+    "a dog",
+    "my teacher",
+    "our neighbour",
+    "the old captain",
+    "one sparrow",
+    "a quiet child",
+    "the engineer",
+]
+VERBS = [
+    "sees",
+    "likes",
+    "paints",
+    "follows",
+    "repairs",
+    "forgets",
+    "carries",
+    "describes",
+]
+OBJECTS = [
+    "the river",
+    "a red house",
+    "two letters",
+    "the broken clock",
+    "every question",
+    "a small boat",
+    "the answer",
+]
+TAILS = [
+    "",
+    "today",
+    "in the morning",
+    "without a word",
+    "behind the station",
+    "because of the rain",
+    "again and again",
+]
 CHAT = (
     "{% for message in messages %}{{ '<s> ' + message['role'] + ' ' + message['content'] + ' </s> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s> assistant ' }}{% endif %}"

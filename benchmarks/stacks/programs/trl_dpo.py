@@ -12,7 +12,10 @@ from trl import DPOConfig, DPOTrainer
 def make_data(count, seed):
     rows = zip(sentences(count, seed), sentences(count, seed + 500), sentences(count, seed + 900), strict=True)
     return Dataset.from_list(
-        [{"prompt": f"<s> user {one}", "chosen": f" good {two} </s>", "rejected": f" bad {three} </s>"} for one, two, three in rows]
+        [
+            {"prompt": f"<s> user {one}", "chosen": f" good {two} </s>", "rejected": f" bad {three} </s>"}
+            for one, two, three in rows
+        ]
     )
 
 
@@ -52,8 +55,8 @@ def main():
             processing_class=tokenizer,
         )
         trainer.train()
-        history = trainer.state.log_history
-        print("losses", [(entry["step"], entry["loss"], entry["rewards/margins"]) for entry in history if "loss" in entry])
+        history = [entry for entry in trainer.state.log_history if "loss" in entry]
+        print("losses", [(entry["step"], entry["loss"], entry["rewards/margins"]) for entry in history])
         print("weights", digest(trainer.model))
 
 

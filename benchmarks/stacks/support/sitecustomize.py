@@ -1,9 +1,9 @@
-"""Brings a silent error of a package back, and writes the times of training steps; TrainCheck runs it as the program's own.
+"""Brings a silent error of a package back, and writes the times of training steps.
 
 Python imports this file at start-up, because its folder is on PYTHONPATH.
-STACKS_EDITS: a JSON list of edits, each with `module`, `find` and `replace`. When Python imports the module, the text is
-replaced in its source; the installed file stays as it is. STACKS_TIMES: a file that gets the time of each optimizer step
-when the process ends.
+STACKS_EDITS: a JSON list of edits, each with `module`, `find` and `replace`. When Python imports the module, the text
+is replaced in its source; the installed file stays as it is. STACKS_TIMES: a file that gets the time of each optimizer
+step when the process ends.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 
 
 class EditedSource(SourceFileLoader):
-    """Loads a module from its file, with edits of the text. It neither reads nor writes the cache of compiled modules."""
+    """Loads a module from its file, with edits of the text, without the cache of compiled modules."""
 
     edits = ()
 

@@ -1,10 +1,10 @@
 """Reports how a program treats the parameters of each model, and what its modules are, at some updates.
 
 Note [Programs that train again]
-A program may train a second model, or the same one again after a restart in the same process. If updates were counted
-from the start of the program, its descriptions would miss such a phase if it falls between two updates of the schedule.
-A checked run takes them again after a gap, so it would describe a phase that the good runs did not, and report it. The
-schedule therefore begins again with each new optimizer, and for programs that build many of them it applies to their number.
+A program may train a second model, or the same one again after a restart in the same process. Between two updates of
+the schedule, such a phase would not be described. A checked run takes descriptions again after a gap, so it would
+describe a phase that the good runs did not, and report it. The schedule therefore begins again with each new optimizer.
+For programs that build many optimizers, the schedule applies to their number as well.
 """
 
 from __future__ import annotations
