@@ -37,7 +37,7 @@ class Failed(Exception):
 
 
 class Ran(NamedTuple):
-    """A finished run: exit code, the normalised lines of its output, and seconds between its steps."""
+    """A finished run: exit code, the normalised lines of its output, and seconds of processor time between its steps."""
 
     code: int
     lines: list[str]
@@ -172,7 +172,7 @@ def _run(words: Sequence[str], program: Program, work: Path, name: str, error: S
 
 
 def _milliseconds(runs: Sequence[Ran]) -> float | None:
-    """The median time between two steps, of the fastest run: other load only adds."""
+    """The median processor time between two steps, of all threads of a process, in the run that needed least."""
     medians = [statistics.median(ran.intervals) for ran in runs if len(ran.intervals) >= LEAST_INTERVALS]
     return round(1e3 * min(medians), 2) if medians else None
 

@@ -1,9 +1,9 @@
-"""Brings a silent error of a package back, and writes the times of training steps.
+"""Brings a silent error of a package back, and writes the processor times of training steps.
 
 Python imports this file at start-up, because its folder is on PYTHONPATH.
 STACKS_EDITS: a JSON list of edits, each with `module`, `find` and `replace`. When Python imports the module, the text
-is replaced in its source; the installed file stays as it is. STACKS_TIMES: a file that gets the time of each optimizer
-step when the process ends.
+is replaced in its source; the installed file stays as it is. STACKS_TIMES: a file that gets the processor
+time of this process at each optimizer step, when the process ends.
 """
 
 import atexit
@@ -62,9 +62,9 @@ class Finder:
 
 
 def write_times(optimizer_module, path):
-    """Note the time of each optimizer step, and write all of them when this process ends."""
+    """Note the processor time at each optimizer step, and write all of them when this process ends."""
     times, process = [], os.getpid()
-    optimizer_module.register_optimizer_step_post_hook(lambda *_: times.append(time.perf_counter()))
+    optimizer_module.register_optimizer_step_post_hook(lambda *_: times.append(time.process_time()))
 
     def write():
         if os.getpid() == process and times:
