@@ -37,7 +37,7 @@ class Failed(Exception):
 
 
 class Ran(NamedTuple):
-    """A finished run: exit code, the normalised lines of its output, and seconds of processor time between its steps."""
+    """A finished run: exit code, the normalised lines of its output, and processor seconds between its steps."""
 
     code: int
     lines: list[str]
