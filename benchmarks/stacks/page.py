@@ -48,8 +48,24 @@ def text(packages: Sequence[Package], results: Mapping[str, Any]) -> str:
         f"torch {machine['torch']}."
     )
     return TEMPLATE.read_text(encoding="utf-8").format(
-        rows="\n".join(rows), errors="\n".join(rows_of[False]), off="\n".join(rows_of[True]), machine=about
+        rows="\n".join(rows),
+        clean="\n".join(_clean_findings(by_name)) or "No clean program has a finding.",
+        errors="\n".join(rows_of[False]),
+        off="\n".join(rows_of[True]),
+        machine=about,
     )
+
+
+def _clean_findings(by_name: Mapping[str, Any]) -> list[str]:
+    """The findings of programs without an error, which are false."""
+    lines = [
+        f"* `{name}`, {book}: {finding['severity']} in step {finding['step']}, {finding['title']}"
+        for figures in by_name.values()
+        for name, program in figures["programs"].items()
+        for book in BOOKS
+        for finding in program["findings"][book]
+    ]
+    return ["False findings on clean programs:", "", *lines] if lines else []
 
 
 def row(package: Package, figures: Mapping[str, Any]) -> str:

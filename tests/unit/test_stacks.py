@@ -60,6 +60,7 @@ def test_the_page_counts_errors_and_lists_requests_separately() -> None:
     }
     lines = text(packages, results).split("\n")
     assert "| name | 1.0 | a loop | 1 of 1 | 0 | 1 | 1 of 1 | 0 of 1 | 2.0 ms, 1.50x |" in lines
+    assert "* `loop`, own: notice in step 3, It is odd" in lines
     assert "| other | | not run: it needs a GPU | | | | | | |" in lines
     assert f"| The rate is wrong ([name 7]({source})) | error, step 3: It is odd | missed |" in lines
     off = lines.index("| request | packs | own |")
