@@ -4,8 +4,8 @@ import argparse
 import tempfile
 
 from datasets import Dataset
-from tiny import digest, make_model, make_tokenizer, sentences
-from transformers import set_seed
+from tiny import digest, make_tokenizer, sentences
+from transformers import GPT2Config, GPT2LMHeadModel, set_seed
 from trl import DPOConfig, DPOTrainer
 
 
@@ -26,7 +26,9 @@ def main():
     set_seed(args.seed)
     tokenizer = make_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
-        make_model(tokenizer, attention_dropout=0.1).save_pretrained(f"{folder}/model")
+        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
+        ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(f"{folder}/model")
         tokenizer.save_pretrained(f"{folder}/model")
         arguments = DPOConfig(
             output_dir=folder,
