@@ -152,7 +152,8 @@ def _run(words: Sequence[str], program: Program, work: Path, name: str, error: S
     edits = json.dumps([vars(edit) for edit in error.edits]) if error else ""
     cache = {"HF_HOME": str(work / "cache"), "TORCH_EXTENSIONS_DIR": str(work.parents[1] / "extensions")}
     environ = {key: value for key, value in os.environ.items() if not key.startswith("TRAINCHECK_")}
-    tools = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))  # ninja, for DeepSpeed
+    # DeepSpeed compiles a part of itself with the ninja of the environment.
+    tools = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     environ |= {**QUIET, **cache, "PATH": tools, "PYTHONPATH": path}
     environ |= {"STACKS_EDITS": edits, "STACKS_TIMES": str(times)}
     with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
