@@ -7,6 +7,7 @@ DEMO_READY := $(VENV)/.demo-ready
 CHECK_READY := $(VENV)/.check-ready
 READY := $(VENV)/.ready
 VENV_PUBLIC ?= build/public-venv
+VENV_STACKS ?= build/stacks-venv
 # Python compiles the modules that are imported, once if it may keep the result; pip would compile every module of
 # every package, a minute of work.
 unexport PYTHONDONTWRITEBYTECODE
@@ -14,7 +15,7 @@ PIP_FLAGS := --no-compile --disable-pip-version-check
 PINNED := $(PIP_FLAGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check check-source check-house test-all test-python bench bench-detection bench-public bench-mutants corpus transfer corruption packs docs dist clean
+.PHONY: help demo test check check-source check-house test-all test-python bench bench-detection bench-public bench-mutants stacks corpus transfer corruption packs docs dist clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +72,9 @@ bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,..
 
 bench-public: $(VENV_PUBLIC)/.ready  ## Public training programs, plain and checked; SRC=DIR of clones, ONLY=id,... for a part
 	$(VENV_PUBLIC)/bin/python -m benchmarks.public --src "$(SRC)" --only "$(ONLY)"
+
+stacks: $(VENV_STACKS)/.ready  ## The packages that people train with, clean and with their silent errors; ONLY=trl,peft for a part
+	$(VENV_STACKS)/bin/python -m benchmarks.stacks --only "$(ONLY)"
 
 bench-mutants: $(READY)  ## The mutation score of the corpus (hours, goes on where it stopped); ARGS="--programs 20 ..." for a part
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants $(or $(ARGS),--keep)
@@ -135,4 +139,12 @@ $(VENV_PUBLIC)/.ready: pyproject.toml constraints.txt benchmarks/public/requirem
 	$(VENV_PUBLIC)/bin/python -m pip install -q $(PINNED) torch
 	$(VENV_PUBLIC)/bin/python -m pip install -q $(PINNED) -e .
 	$(VENV_PUBLIC)/bin/python -m pip install -q $(PINNED) -r benchmarks/public/requirements.txt
+	touch $@
+
+# The packages that people train with have one as well. deepspeed compiles nothing at its installation.
+$(VENV_STACKS)/.ready: pyproject.toml constraints.txt benchmarks/stacks/requirements.txt
+	$(PYTHON) -m venv $(VENV_STACKS)
+	$(VENV_STACKS)/bin/python -m pip install -q $(PINNED) torch
+	$(VENV_STACKS)/bin/python -m pip install -q $(PINNED) -e .
+	DS_BUILD_OPS=0 $(VENV_STACKS)/bin/python -m pip install -q $(PINNED) -r benchmarks/stacks/requirements.txt
 	touch $@

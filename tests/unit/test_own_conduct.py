@@ -125,6 +125,19 @@ def ends_of(rates: list[float], *, role: str = "live", gap: bool = False) -> dic
     return {occasion.subject.grain: prop.detail for occasion in occasions for prop in occasion.held}
 
 
+@pytest.mark.parametrize(
+    ("rates", "changes"),
+    [
+        ([0.0, 0.1, 0.2, 0.2], "rises"),
+        ([0.2, 0.2, 0.2, 0.2], "never changes"),
+        ([0.1, 0.2, 0.1, 0.0], "falls and rises"),
+        ([0.2, 0.1, 0.1 - 1e-17, 0.1], "falls"),
+    ],
+)
+def test_what_a_rate_does_at_some_time_of_the_run(rates: list[float], changes: str) -> None:
+    assert ends_of(rates)["whole course of param_groups[0] over 4 updates"] == f"the rate {changes}"
+
+
 LINEAR = [0.1 * (1 - step / 10) for step in range(10)]
 COSINE = [0.1 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)]
 

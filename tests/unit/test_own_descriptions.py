@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -88,6 +89,18 @@ def test_parameters_that_begin_with_the_same_random_values() -> None:
     assert f"{line}, begins with the values of another one" in same
     assert other >= {line}
     assert not any("begins" in text for text in other)
+
+
+def test_a_model_whose_optimizer_is_gone_is_not_described() -> None:
+    def train_twice() -> None:
+        first = Net()
+        update(first, torch.randn(4, 3))
+        gc.collect()
+        update(Net(), torch.randn(4, 3))
+        del first
+
+    descriptions = described(train_twice, "model.parameters")
+    assert descriptions and not any("in no optimizer" in line for _, lines in descriptions for line in lines)
 
 
 def test_equal_constants_say_nothing() -> None:

@@ -100,3 +100,19 @@ def test_a_reader_that_begins_later_gets_all_descriptions() -> None:
     twice = [description for description in described(begin, lambda step: True) if description[1] == "parameters"]
     assert len(once) == 1
     assert twice == once * 2
+
+
+def test_the_model_of_a_new_optimizer_is_described_at_once() -> None:
+    def train(net: nn.Module) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(8):
+            net(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with observing(EVERYTHING) as seen:
+        train(nn.Linear(8, 2))
+        train(nn.Sequential(nn.Linear(8, 2)))
+    assert seen.faults == []
+    readings = [reading for reading in seen.readings if (reading.kind, reading.attribute) == ("model", "modules")]
+    assert [reading.variable for reading in readings] == ["Linear", "Sequential"]

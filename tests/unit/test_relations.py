@@ -192,6 +192,16 @@ def test_the_first_call_begins_the_first_cycle() -> None:
     assert occasions[0].variables == ("Net.w",)
 
 
+def test_after_gradients_of_zeros_nothing_is_left_to_clear() -> None:
+    """Two batches to a step; all samples of the second step are masked, so its gradients are zeros."""
+    step = clear() + backward() + backward(before="some") + update()
+    after_zeros = clear(before="zero") + backward() + backward(before="some") + update()
+    uncleared = backward(before="some") + backward(before="some") + update()
+    _, occasion, missed = of(APISequence, windows(step, step, after_zeros, uncleared), CYCLE)
+    assert CLEARED not in (occasion.failed or ())
+    assert CLEARED in (missed.failed or ())
+
+
 def test_gradients_that_add_up_should_have_been_cleared() -> None:
     (occasion,) = of(APISequence, windows(GOOD, backward(before="some") + update()), CYCLE)
     assert CLEARED in (occasion.failed or ()) and CLEARED not in occasion.held

@@ -269,6 +269,26 @@ def test_frozen_parameters_learning_rates_and_closures() -> None:
     assert fact(head, "scalar") is True and fact(head, "precision") == "full"
 
 
+@pytest.mark.parametrize(("rate", "lost"), [(0.0, True), (1e-9, True), (0.1, False)])
+def test_the_update_of_gradients_from_a_closure_may_be_lost_in_rounding(rate: float, lost: bool) -> None:
+    with observing() as seen:
+        model = Sole()
+        nn.init.ones_(model.head.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 3)).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    (bias,) = [
+        change for change in seen.around(STEP) if change.variable == "Sole.head.bias" and change.attribute == "data"
+    ]
+    assert (bias.changed, fact(bias, "lost")) == (not lost, lost)
+
+
 def test_parameters_that_no_optimizer_changes_are_recorded_as_unchanged() -> None:
     with observing() as seen:
         model = Sole()

@@ -60,6 +60,9 @@ ACCUMULATES = Property(PRECEDED_BY, "parameter.grad", "accumulates")
 EMPTIED = Property(PRECEDED_BY, "parameter.grad", "is emptied")
 """A gradient was set to none. This is not a property: it shows that a backward must fill the gradient. (Zeros that stay
 zero may come from a backward that added nothing, at the floor of a loss.)"""
+ZEROS_DROPPED = Property(PRECEDED_BY, "parameter.grad", "is dropped")
+"""A gradient of zeros was set to none. This is not a property: it shows that nothing was left to clear, as after a
+batch in which all samples are masked."""
 HIDDEN, COMPUTED = Property(PRECEDED_BY, COMPILED, TOUCHES), Property(PRECEDED_BY, COMPILED)
 """A compiled function ran that changed gradients or parameters, or one that only computed (models may do that). These
 are not properties: they show that sources did not observe all calls."""
@@ -142,7 +145,7 @@ class _Cycle:
         return {token for token in absent if COMPUTED not in self.last or token.object != FORWARD}
 
     def close(self) -> None:
-        happened = self.last.keys() - {ACCUMULATES, EMPTIED, HIDDEN, COMPUTED}
+        happened = self.last.keys() - {ACCUMULATES, EMPTIED, ZEROS_DROPPED, HIDDEN, COMPUTED}
         self.regular = set(happened) if self.count == 0 else self.regular - self.missing(self.regular)
         self.count += HIDDEN not in self.last
         if self.count >= ESTABLISHED:
@@ -260,10 +263,11 @@ def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Pr
     """The properties that held in the cycle that ends now, and those that failed."""
     happened = cycle.last.keys() - {itself}
     expected = cycle.established - {itself}
-    if ACCUMULATES not in happened:
-        expected -= {CLEARED} - happened  # there was nothing to clear: a rebuilt model has no gradients
+    must_clear = ACCUMULATES in happened and ZEROS_DROPPED not in happened  # a rebuilt model has nothing to clear
+    if not must_clear:
+        expected -= {CLEARED} - happened
     if itself.object == UPDATE:
-        expected |= {CLEARED} & happened if ACCUMULATES not in happened else {CLEARED}
+        expected |= {CLEARED} if must_clear else {CLEARED} & happened
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
     failed = cycle.missing(expected)
@@ -333,6 +337,8 @@ def _state_tokens(attribute: str, before: str, after: str, changed: bool) -> tup
         matches.append(ACCUMULATES)
     if attribute == "grad" and before == "some" and after == "none":
         matches.append(EMPTIED)
+    if attribute == "grad" and (before, after) == ("zero", "none"):
+        matches.append(ZEROS_DROPPED)
     return tuple(matches)
 
 

@@ -10,6 +10,10 @@ it falls by an ever larger factor, and is at most a few steps from zero. That ho
 the length of the run (linear, cosine), and not for a decay by constant factors. The length that a program computes is
 often off by a few updates, because batches and accumulations have ragged ends. A run that an exception ended, and one
 of which some windows were not watched, has no end to compare.
+
+Note [Changes that never come]
+A schedule that ignores its warm-up only does what the rate did in good runs as well: it stays. So runs with the same
+number of updates are also compared by what the rate did at some time: it rose, it fell, both, or neither.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from traincheck.vocab.properties import TAKES_COURSE
 LR = "hyperparameter.lr"
 GRAIN = "course"
 END = "end of the course"
+WHOLE = "whole course"
 
 _LESS = 1 - 1e-9
 """Rounding of a rate that is computed anew is no change."""
@@ -47,6 +52,7 @@ class RateCourse:
         self._highest: dict[str, float] = {}
         self._latest: dict[str, tuple[float, ...]] = {}  # the last three different rates of each group
         self._lowest: dict[str, tuple[float, ...]] = {}  # the same at its lowest rate since the highest
+        self._changes: dict[str, set[str]] = {}  # whether the rate of each group rose, and whether it fell
         self._updates: Counter[str] = Counter()
         self._complete = True
 
@@ -70,6 +76,7 @@ class RateCourse:
                 self._note(group, rate)
             if group in before:
                 subject = Subject(LR, f"{GRAIN} of {_number_of(group)}")
+                self._changes.setdefault(group, set()).add(_change(before[group], rate))
                 held = frozenset((Property(TAKES_COURSE, LR, _course(before[group], rate)),))
                 yield Occasion(subject, (), held, frozenset(), call.seq, (group,))
 
@@ -92,6 +99,8 @@ class RateCourse:
                 falls = "falls" if _falls_to_zero(self._lowest[group], highest) else "does not fall"
                 for length in lengths(steps, rank):
                     ends[f"{grain} in runs of {length}"] = f"the rate {falls} to about zero"
+                changes = " and ".join(sorted(self._changes.get(group, set()) - {""})) or "never changes"
+                ends[f"{WHOLE} of {_number_of(group)} over {self._updates[optimizer]} updates"] = f"the rate {changes}"
                 for where, how in ends.items():
                     held = frozenset((Property(TAKES_COURSE, LR, how),))
                     yield Occasion(Subject(LR, where), (), held, frozenset(), NO_CALL, (group,))
@@ -103,11 +112,11 @@ class RateCourse:
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
-        return subject.grain.startswith((GRAIN, END))
+        return subject.grain.startswith((GRAIN, END, WHOLE))
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        readings = (LR, STEPS) if subject.grain.startswith(END) else (LR,)
+        readings = (LR, STEPS) if subject.grain.startswith((END, WHOLE)) else (LR,)
         return Demand.of_calls(UPDATE) | Demand.of_readings(*readings)
 
     @staticmethod
@@ -118,6 +127,8 @@ class RateCourse:
     def describe(subject: Subject, prop: Property) -> str:
         if subject.grain.startswith(END):
             return "the learning rate ends as in good runs of this length"
+        if subject.grain.startswith(WHOLE):
+            return "the learning rate rises or falls at some time as in good runs of this length"
         return "the learning rate rises, falls or stays as in good runs"
 
 
@@ -138,6 +149,11 @@ def _falls_to_zero(rates: Sequence[float], highest: float) -> bool:
 def _course(before: float, after: float) -> str:
     if not after:
         return "the rate is zero"
+    return f"the rate {_change(before, after) or 'stays'}"
+
+
+def _change(before: float, after: float) -> str:
+    """Whether a rate falls or rises; empty if it stays."""
     if min(before, after) >= _LESS * max(before, after):
-        return "the rate stays"
-    return "the rate rises" if after > before else "the rate falls"
+        return ""
+    return "rises" if after > before else "falls"

@@ -42,7 +42,7 @@ class Variable:
     a wrapper averages its gradient over all ranks. `graded` says whether a backward has ever given it a gradient.
     `fact_cache` holds facts built for it, `last_readings` its attributes at the last reading. `sample_history`
     describes a large parameter (parameter_changes.py). `holders` are the optimizers that hold it, and `owner` is the
-    first of them by name.
+    first of them by name. `released` says that the last optimizer that held it is gone.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Variable:
     graded: bool = False
     holders: frozenset[str] = frozenset()
     owner: str = ""
+    released: bool = False
     aliases: tuple[str, ...] = ()
     fact_cache: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
     last_readings: dict[str, object] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Variable:
     def hold(self, optimizer: str, *, held: bool) -> None:
         """Add or remove an optimizer that holds the variable."""
         self.holders = self.holders | {optimizer} if held else self.holders - {optimizer}
+        self.released = self.released and not held
         self.owner = min(self.holders, default="")
 
     def facts(self, tensor: torch.Tensor, viewer: str) -> Facts:
@@ -195,7 +197,9 @@ class VariableCatalog:
         self._optimizers.pop(name, None)
         self._sizes.pop(name, None)
         for variable in list(self._variables.values()):
-            variable.hold(name, held=False)
+            if name in variable.holders:
+                variable.hold(name, held=False)
+                variable.released = not variable.holders
 
     def refresh_holders(self) -> None:
         """Update which optimizer holds which variable; cheap while no parameter group changes."""

@@ -1,4 +1,11 @@
-"""Reports how a program treats the parameters of each model, and what its modules are, at some updates."""
+"""Reports how a program treats the parameters of each model, and what its modules are, at some updates.
+
+Note [Programs that train again]
+A program may train a second model, or the same one again after a restart in the same process. Between two updates of
+the schedule, such a phase would not be described. A checked run takes descriptions again after a gap, so it would
+describe a phase that the good runs did not, and report it. The schedule therefore begins again with each new optimizer.
+For programs that build many optimizers, the schedule applies to their number as well.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +25,7 @@ from traincheck.vocab.demand import MODEL, MODULES, PARAMETERS
 from traincheck.vocab.facts import FactValue
 
 SCHEDULE = Schedule(often=5, seldom=50)
-"""Of the updates at which models are described."""
+"""Of the updates at which models are described, and of the optimizers with which it begins again."""
 MAX_MODELS = 32
 """Descriptions that are reported at an update. Those of other models follow at later ones."""
 
@@ -33,15 +40,21 @@ class ModelDescriptions:
         self._module_attributes = ModuleAttributes()
         self._treatment = ParameterTreatment(catalog)
         self._descriptions = Descriptions(recorder, MODEL)
-        self._updates = 0
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._built = self._updates = 0
 
     def forget_reported(self) -> None:
         """Report descriptions again at the next update that no reader of windows has got."""
         if self._descriptions.forget_unread():
             self._updates = 0
 
-    def update_begins(self, call: int, attributes: Sequence[str]) -> None:
+    def update_begins(self, call: int, optimizer: Any, attributes: Sequence[str]) -> None:
         """Describe these attributes of the models, if this is an update at which they are described."""
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self._built += 1
+            if SCHEDULE.includes(self._built):
+                self._updates = 0
         self._updates += 1
         if SCHEDULE.includes(self._updates):
             self._describe_models(call, attributes)

@@ -43,7 +43,7 @@ from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, lo
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
-from traincheck.vocab.facts import Facts, facts, merged
+from traincheck.vocab.facts import Facts, facts, merged, value_of
 
 if TYPE_CHECKING:
     from traincheck.sources.optimizers.magnitudes import Magnitudes
@@ -209,7 +209,7 @@ class OptimizerSource(RecorderListener):
                 from traincheck.sources.optimizers.model_descriptions import ModelDescriptions  # not before an update
 
                 self._models = ModelDescriptions(catalog, recorder)
-            self._models.update_begins(call.seq, self._describes_models)
+            self._models.update_begins(call.seq, optimizer, self._describes_models)
         if self._reads_magnitudes:
             if self._magnitudes is None:
                 from traincheck.sources.optimizers.magnitudes import Magnitudes  # not before an update
@@ -279,9 +279,13 @@ class OptimizerSource(RecorderListener):
         variables = [variable for variable, _ in before.held]  # a delayed conclusion must not hold parameters
         rates = [before.rates.get(id(tensor)) for _, tensor in before.held]
         facts_of = [variable.facts(tensor, name) for variable, tensor in before.held]
+        # A closure computes the gradients within the step, so none is there before it.
+        closure = value_of(call.context, "closure") is True
+        filled = [closure and tensor.grad is not None for _, tensor in before.held]
 
         def conclude(fetched: list[Any], next_seq: NextSeq) -> None:
-            should_change = [graded == SOME and rates[index] != 0 for index, graded in enumerate(gradients)]
+            graded = [filled[index] or state == SOME for index, state in enumerate(gradients)]
+            should_change = [graded[index] and rate != 0 for index, rate in enumerate(rates)]
             own: set[str] = set()
             changes = []
             for index, outcome in enumerate(parameter_changes.conclude(variables, was, after, fetched, should_change)):
@@ -290,7 +294,7 @@ class OptimizerSource(RecorderListener):
                 changed, fingerprint = outcome
                 if not variable.holders and not self._should_be_updated(variable, gradient):
                     continue
-                lost = not changed and gradient == SOME and lost_in_rounding(variable.tensor(), rate, read[index])
+                lost = not changed and graded[index] and lost_in_rounding(variable.tensor(), rate, read[index])
                 if name in variable.holders:
                     own.add("changed" if changed else "lost" if lost else gradient)
                 if not records_changes:

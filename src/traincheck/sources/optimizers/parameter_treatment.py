@@ -5,6 +5,9 @@ A line describes the parameters of one name in all modules of a list, such as `l
 relative to the highest one of the optimizer, and weight decay is on or off, so another rate or another strength of the
 decay is the same treatment. So are another width, depth or class of optimizer.
 
+A model that outlives its optimizer is no longer trained, and when the optimizer goes is up to the garbage collector.
+So parameters whose last optimizer is gone are not described.
+
 Two parameters of one model that begin with the same random values were drawn with the same seed, or copied. Values are
 read at the first description only, because training moves them apart.
 """
@@ -74,7 +77,11 @@ class ParameterTreatment:
         return {model: tuple(sorted(of_model)) for model, of_model in lines.items()}
 
     def _described(self) -> Iterator[tuple[Variable, torch.Tensor]]:
-        return ((variable, tensor) for variable, tensor in self._catalog.living() if variable.owned or variable.holders)
+        return (
+            (variable, tensor)
+            for variable, tensor in self._catalog.living()
+            if variable.holders or (variable.owned and not variable.released)
+        )
 
 
 def _unless_constant(tensor: torch.Tensor, value: int | DeferredValue | None) -> int | DeferredValue | None:

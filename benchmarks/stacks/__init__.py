@@ -1,0 +1,1 @@
+"""Packages that people train with: clean programs, and silent errors brought back into the packages."""
