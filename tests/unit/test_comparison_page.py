@@ -16,9 +16,9 @@ from sample_operations import network_step
 from traincheck.cli.main import main
 from traincheck.comparison.aligned_operations import UNMATCHED, aligned_operations
 from traincheck.comparison.configuration import ARGUMENTS, SOURCE, ConfigurationDifference
+from traincheck.comparison.difference import ORIGIN, SAME, VICTIM
 from traincheck.comparison.run_comparison import Comparison
 from traincheck.comparison.spread import Spread, spread_of
-from traincheck.comparison.step_comparison import ORIGIN, SAME, VICTIM
 from traincheck.reporting.comparison.markdown import markdown_of
 from traincheck.reporting.comparison.page import Code, page_of
 from traincheck.reporting.comparison.sections import GROUPS, ROWS, EqualGroups, Fold, Group, sections_of

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from recorded_operations import compare_one_rank, recorded
+from traincheck.comparison.difference import CODE, DATA, GRADIENTS, INITIALISATION, RANDOM
 from traincheck.comparison.report import lines
 from traincheck.comparison.run_comparison import DIFFERENT, ROUNDING, SAME, Comparison
-from traincheck.comparison.step_comparison import CODE, DATA, GRADIENTS, INITIALISATION, RANDOM
 from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE, StepOperations
 
 STEPS = 3

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from traincheck.comparison.step_comparison import ORIGIN, VICTIM, Difference, StepComparison
+from traincheck.comparison.difference import ORIGIN, VICTIM, Difference
+from traincheck.comparison.step_comparison import StepComparison
 from traincheck.vocab.operations import ACCUMULATED, AFTER, BEFORE, GRADIENT, INPUT, UPDATE, Operation, Sketch
 
 UNMATCHED = "unmatched"

@@ -10,6 +10,17 @@ from itertools import groupby
 from typing import Any
 
 from traincheck.comparison.configuration import COMMIT, SOURCE, SWITCH, ConfigurationDifference
+from traincheck.comparison.difference import (
+    ANOTHER,
+    CODE,
+    DATA,
+    GRADIENTS,
+    INITIALISATION,
+    NUMBERS,
+    RANDOM,
+    ROUNDED,
+    Difference,
+)
 from traincheck.comparison.mark_report import mark_data, mark_lines, mark_title
 from traincheck.comparison.ranks import PartsOfRanks
 from traincheck.comparison.run_comparison import SAME, Comparison
@@ -20,17 +31,6 @@ from traincheck.comparison.spread import (
     StepDistances,
     first_different,
     modules_reached,
-)
-from traincheck.comparison.step_comparison import (
-    ANOTHER,
-    CODE,
-    DATA,
-    GRADIENTS,
-    INITIALISATION,
-    NUMBERS,
-    RANDOM,
-    ROUNDED,
-    Difference,
 )
 from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, GRADIENT, UPDATE, Operation, Sketch
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from traincheck.comparison.alignment import Rename
+from traincheck.comparison.difference import Difference
 from traincheck.comparison.layouts import Layouts, joined_alike
 from traincheck.comparison.marks import NO_MARKS, MarkComparison, compare_marks, marks_of_run
 from traincheck.comparison.shared_names import share_modules, with_equal_names
-from traincheck.comparison.step_comparison import Difference, StepComparison
+from traincheck.comparison.step_comparison import StepComparison
 from traincheck.errors import NothingToCompare
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.operation_files import read_operations

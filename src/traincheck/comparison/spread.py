@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from traincheck.comparison.aligned_operations import AlignedOperation, aligned_operations, is_variable, results_of
 from traincheck.comparison.alignment import Rename, aligned
+from traincheck.comparison.difference import ORIGIN, ROUNDED, VICTIM
 from traincheck.comparison.distance import distance, rounding
 from traincheck.comparison.run_comparison import CommonStep, Comparison
-from traincheck.comparison.step_comparison import ORIGIN, ROUNDED, VICTIM
 from traincheck.vocab.operations import (
     AFTER,
     BACKWARD,

@@ -13,11 +13,11 @@ import jinja2
 from traincheck.comparison import report
 from traincheck.comparison.aligned_operations import UNMATCHED, AlignedOperation, aligned_operations, is_variable
 from traincheck.comparison.configuration import SWITCH, ConfigurationDifference
+from traincheck.comparison.difference import ORIGIN, ROUNDED, ROUNDING, VICTIM
+from traincheck.comparison.difference import SAME as EQUAL
 from traincheck.comparison.mark_report import mark_lines
 from traincheck.comparison.run_comparison import DIFFERENT, SAME, Comparison
 from traincheck.comparison.spread import Loss, ModuleReached, Spread, StepDistances
-from traincheck.comparison.step_comparison import ORIGIN, ROUNDED, ROUNDING, VICTIM
-from traincheck.comparison.step_comparison import SAME as EQUAL
 from traincheck.reporting import html
 from traincheck.reporting.comparison.sections import EqualGroups, Fold, sections_of, verdict_text
 from traincheck.reporting.html import charts

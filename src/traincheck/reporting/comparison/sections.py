@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from traincheck.comparison.aligned_operations import UNMATCHED, AlignedOperation
+from traincheck.comparison.difference import ORIGIN, ROUNDING, SAME, VICTIM
 from traincheck.comparison.spread import module_of_operation
-from traincheck.comparison.step_comparison import ORIGIN, ROUNDING, SAME, VICTIM
 
 ROWS, ROWS_OF_GROUP, GROUPS = 1_200, 40, 300
 """Rows and groups that a page shows at most: about a kilobyte each. All others are counted."""
