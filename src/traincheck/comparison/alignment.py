@@ -25,15 +25,23 @@ def aligned(a: Sequence[Operation], b: Sequence[Operation], rename: Rename = lam
     pairs = [(variables[key], index) for key, index in _variables(b, rename) if key in variables]
     own = [index for index, operation in enumerate(a) if not _variable(operation, lambda name: name)]
     other = [index for index, operation in enumerate(b) if not _variable(operation, rename)]
-    matcher = SequenceMatcher(
-        None,
-        [_key(a[i], lambda name: name) for i in own],
-        [_key(b[i], rename) for i in other],
-        autojunk=False,
-    )
+    keys = [_key(a[i], lambda name: name) for i in own], [_key(b[i], rename) for i in other]
+    return sorted([*pairs, *((own[i], other[j]) for i, j in _matched(*keys))])
+
+
+def _matched(a: Sequence[object], b: Sequence[object]) -> Iterator[Pair]:
+    """The pairs of indices of equal elements of two sequences, in their order.
+
+    The matcher takes minutes for thousands of equal keys, so it only gets what is between equal begins and ends.
+    """
+    shortest = min(len(a), len(b))
+    begin = next((i for i in range(shortest) if a[i] != b[i]), shortest)
+    end = next((i for i in range(shortest - begin) if a[-1 - i] != b[-1 - i]), shortest - begin)
+    yield from ((i, i) for i in range(begin))
+    matcher = SequenceMatcher(None, a[begin : len(a) - end], b[begin : len(b) - end], autojunk=False)
     for block in matcher.get_matching_blocks():
-        pairs += [(own[block.a + offset], other[block.b + offset]) for offset in range(block.size)]
-    return sorted(pairs)
+        yield from ((begin + block.a + i, begin + block.b + i) for i in range(block.size))
+    yield from ((len(a) - end + i, len(b) - end + i) for i in range(end))
 
 
 def _variables(
