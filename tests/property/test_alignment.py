@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -21,7 +22,7 @@ def operations(names: Sequence[str]) -> list[Operation]:
 def test_pairs_are_equal_operations_in_order(a: list[str], b: list[str]) -> None:
     pairs = aligned(operations(a), operations(b))
     assert all(a[i] == b[j] for i, j in pairs)
-    assert all(i < k and j < m for (i, j), (k, m) in zip(pairs, pairs[1:], strict=False))
+    assert all(i < k and j < m for (i, j), (k, m) in itertools.pairwise(pairs))
 
 
 @given(names, names, names, names)
