@@ -76,7 +76,8 @@ def callbacks(expected: dict[Part, Results]) -> dict[Callback, list[tuple[Part, 
 
 
 def test_the_program_calls_every_callback(callbacks: dict[Callback, list[tuple[Part, int]]]) -> None:
-    missed = [callback for callback, parts in callbacks.items() if not parts]
+    # Another test may have imported JAX: its callbacks are those of test_jax_updates.py.
+    missed = [callback for callback, parts in callbacks.items() if not parts and callback.source != "jax"]
     assert [callback for callback in missed if not callback.function.startswith(NEEDS_RANKS)] == []
     assert len(callbacks) > 80
 

@@ -81,19 +81,19 @@ def run(
     observed: bool = True,
 ) -> tuple[list[StepOperations], list[torch.Tensor]]:
     """Train for some steps; the operations and the final parameters. The backward scales gradients by `arrives`."""
-    torch.manual_seed(seed)
-    model = make().to(dtype)
-    averaged = copy.deepcopy(model) if average is not None else None
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-    if arrives != 1.0:
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(functools.partial(_scale, by=arrives))
-    generator = torch.Generator().manual_seed(data)
-    batches = [(torch.randn(6, 8, generator=generator).to(dtype), torch.arange(6) % 4) for _ in range(STEPS)]
-    torch.manual_seed(noise)
     steps: list[StepOperations] = []
 
-    def train() -> None:
+    def build_and_train() -> nn.Module:
+        torch.manual_seed(seed)
+        model = make().to(dtype)
+        averaged = copy.deepcopy(model) if average is not None else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        if arrives != 1.0:
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(functools.partial(_scale, by=arrives))
+        generator = torch.Generator().manual_seed(data)
+        batches = [(torch.randn(6, 8, generator=generator).to(dtype), torch.arange(6) % 4) for _ in range(STEPS)]
+        torch.manual_seed(noise)
         for inputs, labels in batches:
             loss = F.cross_entropy(model(inputs), labels)
             optimizer.zero_grad()
@@ -104,12 +104,13 @@ def run(
                 with torch.no_grad():
                     for own, other in zip(averaged.parameters(), model.parameters(), strict=True):
                         own.lerp_(other, average)
+        return model
 
     if observed:
         with recorded(steps):
-            train()
+            model = build_and_train()
     else:
-        train()
+        model = build_and_train()
     return steps, [parameter.detach().clone() for parameter in model.parameters()]
 
 

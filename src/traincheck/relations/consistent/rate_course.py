@@ -52,7 +52,7 @@ class RateCourse:
         self._highest: dict[str, float] = {}
         self._latest: dict[str, tuple[float, ...]] = {}  # the last three different rates of each group
         self._lowest: dict[str, tuple[float, ...]] = {}  # the same at its lowest rate since the highest
-        self._changes: dict[str, set[str]] = {}  # whether the rate of each group rose, and whether it fell
+        self._changes: dict[str, frozenset[str]] = {}  # whether the rate of each group rose, and whether it fell
         self._updates: Counter[str] = Counter()
         self._complete = True
 
@@ -76,7 +76,9 @@ class RateCourse:
                 self._note(group, rate)
             if group in before:
                 subject = Subject(LR, f"{GRAIN} of {_number_of(group)}")
-                self._changes.setdefault(group, set()).add(_change(before[group], rate))
+                change = _change(before[group], rate)
+                if change:
+                    self._changes[group] = self._changes.get(group, frozenset()) | {change}
                 held = frozenset((Property(TAKES_COURSE, LR, _course(before[group], rate)),))
                 yield Occasion(subject, (), held, frozenset(), call.seq, (group,))
 
@@ -99,7 +101,7 @@ class RateCourse:
                 falls = "falls" if _falls_to_zero(self._lowest[group], highest) else "does not fall"
                 for length in lengths(steps, rank):
                     ends[f"{grain} in runs of {length}"] = f"the rate {falls} to about zero"
-                changes = " and ".join(sorted(self._changes.get(group, set()) - {""})) or "never changes"
+                changes = " and ".join(sorted(self._changes.get(group, ()))) or "never changes"
                 ends[f"{WHOLE} of {_number_of(group)} over {self._updates[optimizer]} updates"] = f"the rate {changes}"
                 for where, how in ends.items():
                     held = frozenset((Property(TAKES_COURSE, LR, how),))
@@ -108,6 +110,7 @@ class RateCourse:
     def forget(self) -> None:
         """The rates before a gap are old, and nobody knows the highest one."""
         self._rates.clear()
+        self._changes.clear()
         self._complete = False
 
     @staticmethod

@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, lo
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
-from traincheck.vocab.facts import Facts, facts, merged, value_of
+from traincheck.vocab.facts import Facts, facts, merged
 
 if TYPE_CHECKING:
     from traincheck.sources.optimizers.magnitudes import Magnitudes
@@ -280,12 +280,14 @@ class OptimizerSource(RecorderListener):
         rates = [before.rates.get(id(tensor)) for _, tensor in before.held]
         facts_of = [variable.facts(tensor, name) for variable, tensor in before.held]
         # A closure computes the gradients within the step, so none is there before it.
-        closure = value_of(call.context, "closure") is True
-        filled = [closure and tensor.grad is not None for _, tensor in before.held]
+        filled: Collection[int] = ()
+        if ("closure", True) in call.context:
+            filled = {index for index, (_, tensor) in enumerate(before.held) if tensor.grad is not None}
 
         def conclude(fetched: list[Any], next_seq: NextSeq) -> None:
-            graded = [filled[index] or state == SOME for index, state in enumerate(gradients)]
-            should_change = [graded[index] and rate != 0 for index, rate in enumerate(rates)]
+            should_change = [
+                (graded == SOME or index in filled) and rates[index] != 0 for index, graded in enumerate(gradients)
+            ]
             own: set[str] = set()
             changes = []
             for index, outcome in enumerate(parameter_changes.conclude(variables, was, after, fetched, should_change)):
@@ -294,7 +296,8 @@ class OptimizerSource(RecorderListener):
                 changed, fingerprint = outcome
                 if not variable.holders and not self._should_be_updated(variable, gradient):
                     continue
-                lost = not changed and graded[index] and lost_in_rounding(variable.tensor(), rate, read[index])
+                is_graded = gradient == SOME or index in filled
+                lost = not changed and is_graded and lost_in_rounding(variable.tensor(), rate, read[index])
                 if name in variable.holders:
                     own.add("changed" if changed else "lost" if lost else gradient)
                 if not records_changes:

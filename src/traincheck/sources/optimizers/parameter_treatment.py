@@ -9,7 +9,8 @@ A model that outlives its optimizer is no longer trained, and when the optimizer
 So parameters whose last optimizer is gone are not described.
 
 Two parameters of one model that begin with the same random values were drawn with the same seed, or copied. Values are
-read at the first description only, because training moves them apart.
+read at the first description only, because training moves them apart. Models in different optimizers are not compared:
+a program may train again in one process, with the same seed, while the first optimizer waits for the garbage collector.
 """
 
 from __future__ import annotations
@@ -66,12 +67,17 @@ class ParameterTreatment:
         groups."""
         settings = _settings_by_parameter(self._catalog, groups_by_optimizer)
         described = [(*_place(variable), variable, tensor) for variable, tensor in self._described()]
-        times = Counter((model, self._first_values.get(variable.name)) for model, _, variable, _ in described)
+        begun = [
+            (model, self._first_values.get(variable.name), variable.holders) for model, _, variable, _ in described
+        ]
+        times, of_any = Counter(begun), Counter((model, value) for model, value, _ in begun)
         lines: dict[str, set[str]] = {}
         for model, path, variable, tensor in described:
             words = list(_words(variable, tensor, settings))
             value = self._first_values.get(variable.name)
-            if value is not None and times[model, value] > 1:
+            of_others = times[model, value, frozenset()]
+            equal = times[model, value, variable.holders] + of_others if variable.holders else of_any[model, value]
+            if value is not None and equal > 1:
                 words.append("begins with the values of another one")
             lines.setdefault(model, set()).add(f"{path} is {', '.join(words)}")
         return {model: tuple(sorted(of_model)) for model, of_model in lines.items()}
