@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import msgspec
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from recorded_operations import compare_one_rank, recorded
 from traincheck.comparison.difference import CODE, DATA, GRADIENTS, INITIALISATION, RANDOM
@@ -274,3 +276,23 @@ def test_an_average_that_one_run_does_not_update_is_an_origin() -> None:
     assert comparison.result == DIFFERENT
     assert {each.name for origin in comparison.origins for each in origin.others_a} == {"lerp_"}
     assert not any(origin.others_b for origin in comparison.origins)
+
+
+@pytest.mark.parametrize("evaluates", [torch.inference_mode, torch.no_grad])
+def test_an_evaluation_behind_an_update_is_not_disturbed(evaluates: Callable[[], AbstractContextManager[None]]) -> None:
+    steps: list[StepOperations] = []
+    with recorded(steps):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(6, 8)).sum().backward()
+            optimizer.step()
+            model.eval()
+            with evaluates():
+                model(torch.randn(6, 8))
+            torch.randperm(4)  # an operation without tensors shows a mode that is gone
+            model.train()
+    assert [len(step.operations) for step in steps] == [len(steps[0].operations)] * 3
+    assert not any(step.incomplete for step in steps)
+    assert not _get_current_dispatch_mode_stack()

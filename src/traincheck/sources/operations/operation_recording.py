@@ -166,7 +166,7 @@ class OperationRecording(DispatchRecording):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._pauses():
+        if self.lingers or self._pauses():
             return func(*args, **kwargs)
         sequence, grad = torch.autograd._get_sequence_nr() - 1, torch.is_grad_enabled()
         inputs = self._guarded(self._take_inputs, func, args, kwargs)

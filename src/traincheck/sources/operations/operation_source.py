@@ -15,6 +15,7 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.operations.operation_recording import OperationRecording, Variable
+from traincheck.sources.recording.dispatch_recording import remove_lingering
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
@@ -69,6 +70,7 @@ class OperationSource(RecorderListener):
         start = guarded(self._start)
 
         def call_begins(module: nn.Module, args: Any) -> None:
+            remove_lingering()
             if self._calls.depth == 1 and torch._C._current_graph_task_id() < 0:
                 start(module)
             recording = self._mine()
@@ -187,6 +189,7 @@ class OperationSource(RecorderListener):
         if recording is not None:
             recording.turn_off()
             recording.remove_hooks()
+        remove_lingering()
 
 
 def _end_backward(backward: _Backward, result: Any = None) -> None:

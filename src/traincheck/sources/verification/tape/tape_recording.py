@@ -202,7 +202,7 @@ class TapeRecording(DispatchRecording):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        opened = None if self.failed else self._guarded(self._begins, func, args, kwargs)
+        opened = None if self.failed or self.lingers else self._guarded(self._begins, func, args, kwargs)
         result = func(*args, **kwargs)
         if opened is not None and not self.failed:
             self._guarded(self._ends, opened, result)
