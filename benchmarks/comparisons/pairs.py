@@ -2,8 +2,9 @@
 
 Programs and mutants are recorded with `--record operations`. The truth comes from elsewhere: the first step in which
 plain runs of both compute something else (mutants/effects.py), and the lines that the mutation changed. An origin is
-*named right* if it begins in that step, and its line lies in the function or class that was changed. An origin without
-a line (an update, a gradient, data) has to be in a phase that the kind of the error concerns.
+*named right* if it begins in that step at the latest, and its line lies in the function or class that was changed.
+(Plain runs show losses and updated parameters. An average or a clip differs before they do.) An origin without a line
+(an update, a gradient, data) has to be in a phase that the kind of the error concerns.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from traincheck.comparison.difference import Difference
 from traincheck.comparison.run_comparison import DIFFERENT, SAME, compare_runs
 from traincheck.errors import TrainCheckError
 from traincheck.trace.operation_files import read_operations
-from traincheck.vocab.operations import BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE
+from traincheck.vocab.operations import ACCUMULATED, AFTER, BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE
 
 NAMED, ELSEWHERE, OTHER_STEP, MISSED = COUNTED = ("named", "elsewhere", "other step", "missed")
 """Outcomes of pairs that count."""
@@ -39,8 +40,9 @@ COMPUTED = (FORWARD, BACKWARD)
 PHASES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("clearing", "accumulation", "clipping", "scaler", "gradient-averaging"), (GRADIENT, UPDATE)),
     **dict.fromkeys(("stepping", "groups", "schedule", "freezing", "state", "resume"), (GRADIENT, UPDATE, BEFORE)),
-    **dict.fromkeys(("data-order", "augmentation", "targets", "samplers", "worker-seeds", "replay"), (BEFORE,)),
-    **dict.fromkeys(("initialization", "tying", "buffers", "checkpoints", "wrapper"), (BEFORE, UPDATE)),
+    **dict.fromkeys(("data-order", "augmentation", "samplers", "worker-seeds", "replay"), (BEFORE,)),
+    **dict.fromkeys(("initialization", "tying", "buffers", "checkpoints", "wrapper"), (BEFORE, UPDATE, AFTER)),
+    **dict.fromkeys(("targets", "caches"), (BEFORE, AFTER)),
     **dict.fromkeys(("detaching", "in-place"), (BACKWARD, GRADIENT, *COMPUTED)),
 }
 """Phases in which an error of a kind may begin where no line of the program shows; else the computed ones."""
@@ -115,7 +117,7 @@ def compare_mutant(
         f"{first.kind} in step {first.step}: {first.operation.phase} {first.operation.name} {first.operation.module}"
     )
     right = is_named(first, clean.text, text, operator.kind)
-    outcome = ELSEWHERE if not right else NAMED if first.step == step else OTHER_STEP
+    outcome = ELSEWHERE if not right else NAMED if first.step <= step else OTHER_STEP
     return Pair(operator.name, outcome, step, found, len(comparison.origins), size)
 
 
@@ -132,7 +134,8 @@ def is_named(origin: Difference, before: str, after: str, kind: str) -> bool:
     lines = {int(each.site.split(":")[1]) for each in operations if each.site.count(":") >= 2}
     if any(first <= line <= last for first, last in changed_places(before, after) for line in lines):
         return True
-    return origin.operation.phase in PHASES.get(kind, COMPUTED)
+    phase = GRADIENT if origin.operation.name == ACCUMULATED else origin.operation.phase
+    return phase in PHASES.get(kind, COMPUTED)
 
 
 def changed_places(before: str, after: str) -> Iterator[tuple[int, int]]:
