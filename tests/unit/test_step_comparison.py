@@ -258,6 +258,16 @@ def test_an_update_that_one_run_lacks_is_an_origin() -> None:
     assert any("nothing" in line for line in lines(comparison, "first", "second"))
 
 
+def test_gradients_that_one_run_lacks_are_origins_and_their_updates_are_not() -> None:
+    class Detached(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).detach().requires_grad_()
+
+    comparison = compare_one_rank(run()[0], run(Detached)[0])
+    assert {each.operation.phase for each in comparison.origins} == {GRADIENT}
+    assert {each.b for each in comparison.origins} == {None}
+
+
 def test_an_average_that_is_updated_differently_is_an_origin() -> None:
     comparison = compare_one_rank(run(average=0.1)[0], run(average=0.2)[0])
     assert {(each.kind, each.operation.name, each.operation.phase) for each in comparison.origins} == {

@@ -63,7 +63,7 @@ class StepComparison:
     ) -> None:
         self.step = a.step
         self.a, self.b = a, b
-        self._before = before
+        self._before, self._rename = before, rename
         self._flow = DataFlow(a, b, rename)
         self.pairs: list[Pair] = self._flow.pairs
         self.judged: list[Judged] = []
@@ -84,6 +84,7 @@ class StepComparison:
         gradients: dict[str, float] = {}
         initial: dict[str, float] = {}
         worst_backward = 0.0
+        lacking = self._names_of_lacking(GRADIENT)
         for index, a in enumerate(self.a.operations):
             if index not in self._flow.partner:
                 known = max((uncertain.get(value, 0.0) for value in a.inputs), default=0.0)
@@ -102,6 +103,8 @@ class StepComparison:
                 initial[a.module] = results
             elif a.phase == UPDATE:
                 inputs = max(gradients.get(a.module, 0.0), initial.get(a.module, 0.0))
+                if a.module in lacking:
+                    inputs = math.inf
                 self.updated[a.module] = results
             else:
                 inputs = max(self._flow.input_distance(a, b), *(uncertain.get(value, 0.0) for value in a.inputs), 0.0)
@@ -162,6 +165,16 @@ class StepComparison:
         """Whether the results of a pair differ by rounding of this operation alone."""
         i, j = self.pairs[position]
         return self.judged[position].results <= self._flow.rounding(self.a.operations[i], self.b.operations[j])
+
+    def _names_of_lacking(self, phase: str) -> set[str]:
+        """The names in the first run of variables that have a value of this phase in one run only."""
+        names: set[str] = set()
+        for run, operations in enumerate((self.a.operations, self.b.operations)):
+            lacking = [
+                operations[index].module for index in self._flow.unpaired[run] if operations[index].phase == phase
+            ]
+            names.update(lacking if run == 0 else map(self._rename, lacking))
+        return names
 
     def _add_lacking(self) -> None:
         """Add the gradients, updates and state that only one run has. The values that they would have got are equal."""

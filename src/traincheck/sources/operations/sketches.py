@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from traincheck.sources.operations.placements import is_other_reduction, placement_of
-from traincheck.sources.tensors.reading import PLAIN, dtype_name, fingerprints, local_tensor
+from traincheck.sources.tensors.reading import dtype_name, fingerprints, local_tensor
 from traincheck.vocab.operations import Sketch, packed
 
 PROJECTIONS = 8
@@ -62,11 +62,10 @@ def elements(tensor: torch.Tensor) -> bytes:
 def _sketch(tensor: torch.Tensor, fingerprint: int | None) -> Sketch:
     kind, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
     dense = local_tensor(tensor)
-    is_plain = type(tensor) in PLAIN
-    if dense is None or not dense.numel() or (not is_plain and is_other_reduction(tensor)):
+    if dense is None or not dense.numel() or is_other_reduction(tensor):
         return Sketch(kind, shape, fingerprint)
     numbers = _numbers(dense.detach())
-    placement = None if is_plain else placement_of(tensor, dense)
+    placement = placement_of(tensor, dense)
     if placement is None:
         projections, factor = _project(numbers)
     else:
