@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from traincheck.comparison.alignment import is_of_variable
 from traincheck.comparison.difference import ORIGIN, VICTIM, Difference
 from traincheck.comparison.step_comparison import StepComparison
-from traincheck.vocab.operations import ACCUMULATED, AFTER, BEFORE, GRADIENT, INPUT, UPDATE, Operation, Sketch
+from traincheck.vocab.operations import AFTER, BEFORE, Operation, Sketch
 
 UNMATCHED = "unmatched"
 """The verdict on an operation that one run lacks, if it is not an origin."""
@@ -53,16 +54,9 @@ def results_of(operation: Operation) -> tuple[int, ...]:
     return operation.outputs or (operation.inputs if operation.phase == AFTER else ())
 
 
-def is_variable(operation: Operation) -> bool:
-    """Whether an operation has the name of a variable in place of a module."""
-    if operation.name == INPUT:
-        return False
-    return operation.phase in (BEFORE, GRADIENT, UPDATE, AFTER) or operation.name == ACCUMULATED
-
-
 def _key(operation: Operation) -> object:
     """Identifies an operation of a run; a variable by its name, as comparisons make operations for it."""
-    if is_variable(operation):
+    if is_of_variable(operation):
         return operation.phase, operation.name, operation.module
     return id(operation)
 

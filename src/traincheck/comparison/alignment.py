@@ -16,16 +16,21 @@ Pair = tuple[int, int]
 Rename = Callable[[str], str]
 
 
-def aligned(a: Sequence[Operation], b: Sequence[Operation], rename: Rename = lambda name: name) -> list[Pair]:
+def unchanged(name: str) -> str:
+    """The renaming of names that stay."""
+    return name
+
+
+def aligned(a: Sequence[Operation], b: Sequence[Operation], rename: Rename = unchanged) -> list[Pair]:
     """The pairs of indices of operations that are the same; `rename` gives names of `b` those of `a`.
 
     Variables are aligned by name, wherever they are used first. The pairs are in the order of `a`.
     """
-    variables = dict(_variables(a, rename=lambda name: name))
+    variables = dict(_variables(a, unchanged))
     pairs = [(variables[key], index) for key, index in _variables(b, rename) if key in variables]
-    own = [index for index, operation in enumerate(a) if not _variable(operation, lambda name: name)]
+    own = [index for index, operation in enumerate(a) if not _variable(operation, unchanged)]
     other = [index for index, operation in enumerate(b) if not _variable(operation, rename)]
-    keys = [_key(a[i], lambda name: name) for i in own], [_key(b[i], rename) for i in other]
+    keys = [_key(a[i], unchanged) for i in own], [_key(b[i], rename) for i in other]
     return sorted([*pairs, *((own[i], other[j]) for i, j in _matched(*keys))])
 
 

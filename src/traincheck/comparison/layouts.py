@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from traincheck.comparison.alignment import Rename, is_of_variable
+from traincheck.comparison.alignment import Rename, is_of_variable, unchanged
 from traincheck.comparison.distance import distance, rounding
 from traincheck.comparison.ranks import concatenated, joined
 from traincheck.comparison.renaming import Fusion, renaming
@@ -103,7 +103,7 @@ class Layouts:
         a, b = self._with_fusions(a, b)
         if not self.permuted:
             return a, b
-        return _without_order(a, self.permuted, lambda name: name), _without_order(b, self.permuted, self.renaming)
+        return _without_order(a, self.permuted, unchanged), _without_order(b, self.permuted, self.renaming)
 
     def _with_fusions(self, a: StepOperations, b: StepOperations) -> tuple[StepOperations, StepOperations]:
         for fusion in self.renaming.fusions:

@@ -10,7 +10,7 @@ several of the other (the weight of queries, keys and values): their sums and sq
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -64,7 +64,7 @@ def renaming(a: StepOperations, b: StepOperations) -> Renaming:
     """The names of `b` in `a`, from the first step of both."""
     roots = _matched_roots(a.operations, b.operations)
     rename = Renaming(roots)
-    own, other = _variables(a, lambda name: name), _variables(b, lambda name: name)
+    own, other = _variables(a), _variables(b)
     known = {rename(name) for name in other}
     own_only = {name: sums for name, sums in own.items() if name not in known}
     other_only = {name: sums for name, sums in other.items() if rename(name) not in own}
@@ -92,10 +92,10 @@ def _names(operations: Iterable[Operation]) -> Iterator[str]:
 # -- parameters --------------------------------------------------------------------------------------------------------
 
 
-def _variables(step: StepOperations, rename: Callable[[str], str]) -> _Variables:
+def _variables(step: StepOperations) -> _Variables:
     """The variables that the step begins with, in the order of their first use."""
     begun = (each for each in step.operations if each.phase == BEFORE and each.name != INPUT)
-    return {rename(each.module): sums_of(step.values[each.outputs[0]]) for each in begun}
+    return {each.module: sums_of(step.values[each.outputs[0]]) for each in begun}
 
 
 def _matched_by_value(own: _Variables, other: _Variables) -> dict[str, str]:

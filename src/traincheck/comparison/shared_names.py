@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from traincheck.comparison.alignment import Rename, is_of_variable
+from traincheck.comparison.alignment import Rename, is_of_variable, unchanged
 from traincheck.vocab.operations import INPUT, Operation, StepOperations
 
 
@@ -17,13 +17,13 @@ def share_modules(a: StepOperations, b: StepOperations, rename: Rename) -> bool:
 
     An outermost module alone is not enough, as two programs may both have a `Net`.
     """
-    own, other = _modules(a, _same), _modules(b, rename)
+    own, other = _modules(a, unchanged), _modules(b, rename)
     return own == other or any("." in name for name in own & other)
 
 
 def with_equal_names(a: StepOperations, b: StepOperations, rename: Rename) -> tuple[StepOperations, StepOperations]:
     """The steps with what is equal by name."""
-    names = _names(a, _same) & _names(b, rename)
+    names = _names(a, unchanged) & _names(b, rename)
     same_inputs = _inputs(a) == _inputs(b)
 
     def kept(step: StepOperations, rename: Rename) -> StepOperations:
@@ -34,11 +34,7 @@ def with_equal_names(a: StepOperations, b: StepOperations, rename: Rename) -> tu
         )
         return msgspec.structs.replace(step, operations=operations)
 
-    return kept(a, _same), kept(b, rename)
-
-
-def _same(name: str) -> str:
-    return name
+    return kept(a, unchanged), kept(b, rename)
 
 
 def _modules(step: StepOperations, rename: Rename) -> set[str]:

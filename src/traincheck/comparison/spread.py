@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from traincheck.comparison.aligned_operations import AlignedOperation, aligned_operations, is_variable, results_of
-from traincheck.comparison.alignment import Rename, aligned
+from traincheck.comparison.aligned_operations import AlignedOperation, aligned_operations, results_of
+from traincheck.comparison.alignment import Rename, aligned, is_of_variable
 from traincheck.comparison.difference import ORIGIN, ROUNDED, VICTIM
 from traincheck.comparison.distance import distance, rounding
 from traincheck.comparison.run_comparison import CommonStep, Comparison
@@ -111,7 +111,7 @@ def module_of_operation(operation: Operation) -> str:
     """The module of an operation, or of the variable that it names, see `module_of`."""
     if operation.name == INPUT:
         return LOOP
-    return module_of(operation.module, of_variable=is_variable(operation))
+    return module_of(operation.module, of_variable=is_of_variable(operation))
 
 
 def modules_reached(comparison: Comparison) -> tuple[ModuleReached, ...]:

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from functools import cached_property
 
-from traincheck.comparison.alignment import Pair, Rename
+from traincheck.comparison.alignment import Pair, Rename, unchanged
 from traincheck.comparison.data_flow import DataFlow
 from traincheck.comparison.difference import (
     CODE,
@@ -58,7 +58,7 @@ class StepComparison:
         self,
         a: StepOperations,
         b: StepOperations,
-        rename: Rename = lambda name: name,
+        rename: Rename = unchanged,
         before: dict[str, float] | None = None,
     ) -> None:
         self.step = a.step

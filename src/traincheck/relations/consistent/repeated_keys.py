@@ -4,7 +4,7 @@ In JAX a program makes a new key for each step, or folds the number of the step 
 shows which one the program means. A program that made new keys in good runs, and now passes one key again and
 again, draws the same dropout masks in each step.
 
-After a gap nothing is said any more, because a key may have been used in the gap.
+After a gap, the rule judges no key, because the program may have used it in the gap.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import jinja2
 
 from traincheck.comparison import report
-from traincheck.comparison.aligned_operations import UNMATCHED, AlignedOperation, aligned_operations, is_variable
+from traincheck.comparison.aligned_operations import UNMATCHED, AlignedOperation, aligned_operations
+from traincheck.comparison.alignment import is_of_variable
 from traincheck.comparison.configuration import SWITCH, ConfigurationDifference
 from traincheck.comparison.difference import ORIGIN, ROUNDED, ROUNDING, VICTIM
 from traincheck.comparison.difference import SAME as EQUAL
@@ -147,7 +148,7 @@ def template() -> jinja2.Template:
 
 def operation_text(operation: Operation) -> str:
     """The name of an operation; of a variable its path as well."""
-    return f"{operation.module} ({operation.name})" if is_variable(operation) else operation.name
+    return f"{operation.module} ({operation.name})" if is_of_variable(operation) else operation.name
 
 
 def numbers_of(sketch: Sketch | None) -> str:

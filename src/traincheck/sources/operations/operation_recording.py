@@ -18,10 +18,10 @@ difference of the backward. At the end of the step, the parameters and buffers t
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -100,7 +100,7 @@ class OperationRecording(DispatchRecording):
         catalog: VariableCatalog,
         site: Callable[[], str],
         pauses: Callable[[], bool] = lambda: False,
-        last: Mapping[int, Sketch] = MappingProxyType({}),
+        last: dict[int, Sketch] | None = None,
     ) -> None:
         super().__init__()
         self.step = step
@@ -108,14 +108,12 @@ class OperationRecording(DispatchRecording):
         self._catalog, self._site, self._pauses = catalog, site, pauses
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._modules: list[nn.Module] = []
-        self._values = ValueTable(last)
+        self._values = ValueTable({} if last is None else last)
         self._operations: list[Operation] = []
-        self._kinds: dict[Any, _Kind] = {}
         self._by_sequence: dict[int, list[Operation]] = {}
         self._inputs = 0
         self._hooks: list[Any] = []
         self._arrived: dict[int, list[int]] = {}  # by leaf: the gradients that backwards gave it
-        self._updated: set[str] = set()
 
     @property
     def is_of_this_thread(self) -> bool:
@@ -123,7 +121,7 @@ class OperationRecording(DispatchRecording):
         return threading.get_ident() == self._thread and os.getpid() == self._process
 
     @property
-    def sketches(self) -> Mapping[int, Sketch]:
+    def sketches(self) -> dict[int, Sketch]:
         """The sketches of this step, by fingerprint."""
         return self._values.by_fingerprint
 
@@ -192,15 +190,12 @@ class OperationRecording(DispatchRecording):
         if len(self._operations) >= MAX_OPERATIONS:
             self._miss(f"it has more than {MAX_OPERATIONS:,} operations")
             return None
-        kind = self._kinds.get(func)
-        if kind is None:
-            kind = self._kinds[func] = _kind(func)
         return tuple(self._values_of(_tensors((args, kwargs))))
 
     def _add_forward(
         self, func: Any, args: Any, kwargs: Any, result: Any, inputs: tuple[int, ...], sequence: int, grad: bool
     ) -> None:
-        kind = self._kinds[func]
+        kind = _kind(func)
         if kind.is_collective:  # what it writes may arrive later
             self._values.forget(_tensors(args))
             return
@@ -374,7 +369,6 @@ class OperationRecording(DispatchRecording):
     def _add_update(self, name: str, held: Sequence[Variable]) -> None:
         values = self._values.add([variable.tensor for variable in held], written=True)
         for variable, value in zip(held, values, strict=True):
-            self._updated.add(variable.name)
             self._add(UPDATE, name, variable.name, "", variable.settings, (), (value,))
 
     def _add_state(self) -> None:
@@ -415,6 +409,7 @@ def _without_idle_end(step: StepOperations) -> StepOperations:
     return StepOperations(step.step, tuple(step.values[old] for old in numbers), tuple(renumbered), step.incomplete)
 
 
+@functools.cache
 def _kind(func: Any) -> _Kind:
     schema = func._schema
     writes = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class OperationSource(RecorderListener):
     def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, keep: Callable[[StepOperations], object]) -> None:
         self._calls, self._catalog, self._keep = calls, catalog, keep
         self._recording: OperationRecording | None = None
-        self._last: Mapping[int, Sketch] = {}  # of the step before
+        self._last: dict[int, Sketch] = {}  # of the step before
         self._goes_on = False  # after the update under way
 
     def offers(self) -> str | None:

@@ -7,7 +7,7 @@ A tensor that an operation writes gets a new value. Tensors that show the same e
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,11 +41,11 @@ class ValueTable:
     `last` are sketches of the step before, by fingerprint: most of its parameters are still the same.
     """
 
-    def __init__(self, last: Mapping[int, Sketch]) -> None:
+    def __init__(self, last: dict[int, Sketch]) -> None:
         self.sketches: list[Sketch] = []
         self.by_fingerprint: dict[int, Sketch] = {}
         self._forms: list[tuple[Any, ...]] = []  # of the tensor of each sketch
-        self._known = ChainMap(self.by_fingerprint, dict(last))
+        self._known = ChainMap(self.by_fingerprint, last)
         self._tensors: dict[int, _Known] = {}
         self._memory: dict[tuple[Any, ...], _Known] = {}  # by the elements
 
