@@ -3,14 +3,14 @@
 Note [Scopes that restore modes]
 `torch.inference_mode` and the transforms of `torch.func` save which dispatch keys are active, and restore them at their
 end. If a mode goes off the stack inside such a scope that began while it was on, torch calls a mode that is gone, and
-the next operation of the program raises. So the mode stays on the stack and lets everything pass, until it can leave in
-the scope in which it came.
+the next operation of the program raises. So the mode stays on the stack and lets everything pass, until the program has
+left that scope.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch._C._functorch import maybe_current_level
@@ -36,7 +36,7 @@ class DispatchRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does 
     def __init__(self) -> None:
         super().__init__()
         self.lingers = False
-        self._scope: object = None
+        self._scope = _Scope(False, 0)
 
     @property
     def is_on(self) -> bool:
@@ -59,7 +59,7 @@ class DispatchRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         remove_lingering()
         if not self.is_on:
             return
-        if self._scope != _scope():
+        if _scope().is_inside(self._scope):
             self.lingers = True
             _lingering.modes.append(self)
         elif not self._leave():
@@ -82,7 +82,7 @@ class DispatchRecording(TorchDispatchMode):  # type: ignore[misc]  # torch does 
 
     def _has_left(self) -> bool:
         """Leave after lingering, if this is the scope to do so."""
-        self.lingers = not (self._scope == _scope() and self._leave())
+        self.lingers = _scope().is_inside(self._scope) or not self._leave()
         return not self.lingers
 
     def _is_over(self) -> bool:
@@ -100,5 +100,15 @@ def remove_lingering() -> None:
         _lingering.modes[:] = [mode for mode in _lingering.modes if not mode._has_left()]
 
 
-def _scope() -> Any:
-    return torch.is_inference_mode_enabled(), maybe_current_level()
+class _Scope(NamedTuple):
+    """Where the program is: in inference mode, and inside how many transforms of `torch.func`."""
+
+    inference: bool
+    transforms: int
+
+    def is_inside(self, other: _Scope) -> bool:
+        return self.inference > other.inference or self.transforms > other.transforms
+
+
+def _scope() -> _Scope:
+    return _Scope(torch.is_inference_mode_enabled(), maybe_current_level() or 0)
