@@ -53,6 +53,14 @@ Ratios when TrainCheck watches one of ten steps (`--budget 1/10`):
 |---|---|---|
 """
 
+OPERATIONS = """
+`traincheck collect --record operations` sketches the results of all operations of a step, for `traincheck compare`. Its
+cost depends on the number of operations more than on the size of the model:
+
+| workload | plain step | with sketches | bytes a step |
+|---|---|---|---|
+"""
+
 MAX_SOURCES = 5
 
 WHERE = """
@@ -229,7 +237,18 @@ def _table(cost: dict[str, Any]) -> str:
         for name, workload in cost["workloads"].items()
         if "unwatched_ratio" in workload
     ]
-    return "\n".join(lines) + "\n" + (SAMPLED + "".join(rows) if rows else "") + _where(cost)
+    sampled = SAMPLED + "".join(rows) if rows else ""
+    return "\n".join(lines) + "\n" + sampled + _operations(cost) + _where(cost)
+
+
+def _operations(cost: dict[str, Any]) -> str:
+    rows = [
+        f"| {name} | {workload['plain_step_ms']:.1f} ms | {_ratio(workload['operations_ratio'])} | "
+        f"{workload['operations_bytes_per_step']:,} |\n"
+        for name, workload in cost["workloads"].items()
+        if "operations_ratio" in workload
+    ]
+    return OPERATIONS + "".join(rows) if rows else ""
 
 
 def _verification(results: dict[str, Any]) -> str:

@@ -29,9 +29,9 @@ from traincheck.vocab.events import TRAIN
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "overhead.json"
-MODES = ("plain", "collect", "run", "unwatched", "every 10")
-"""`unwatched` times only unwatched steps. The figure of `every 10` is the mean step, because its median step is not
-watched."""
+MODES = ("plain", "collect", "run", "unwatched", "operations", "every 10")
+"""`unwatched` times only unwatched steps. `operations` records for `traincheck compare`. The figure of `every 10` is
+the mean step, because its median step is not watched."""
 WORKLOADS = ("cnn", "gpt", "gpt_20m", "lstm", "gan", "accumulation", "hf_trainer", "ddp")
 SAMPLED = {"unwatched": "1000000", "every 10": "10"}
 TIMED_FROM = "10"
@@ -88,12 +88,13 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
             shutil.rmtree(folder, ignore_errors=True) if number else None
     return {
         "plain_step_ms": round(statistics.median(timing["median_step"] for timing in steps["plain"]) * 1e3, 3),
-        **{f"{mode}_ratio": ratio(mode, steps, "median_step") for mode in MODES[1:4]},
+        **{f"{mode}_ratio": ratio(mode, steps, "median_step") for mode in MODES[1:5]},
         **{f"{mode}_mean_ratio": ratio(mode, steps, "mean_step") for mode in MODES[1:3]},
         "every_10_ratio": ratio("every 10", steps, "mean_step"),
         "invariants": sum(1 for _ in book.open()) - 1,
         "where": spent,
         "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:3]},
+        "operations_bytes_per_step": bytes_per_step(scratch / f"{name}-operations-0", "operations"),
         "trace_bytes_later": bytes_later(scratch / f"{name}-run-0"),
         "infer_seconds": learned,
     }
@@ -103,8 +104,9 @@ def command(mode: str, script: Path, book: Path, folder: Path) -> list[str]:
     """The command line of a mode."""
     if mode == "plain":
         return [sys.executable, str(script)]
-    if mode == "collect":
-        return [*TRAINCHECK, "collect", "-o", str(folder), str(script)]
+    if mode in ("collect", "operations"):
+        words = ["--record", "operations"] if mode == "operations" else []
+        return [*TRAINCHECK, "collect", *words, "-o", str(folder), str(script)]
     words = ["--budget", f"1/{SAMPLED[mode]},first={TIMED_FROM}"] if mode in SAMPLED else []
     return [*TRAINCHECK, "run", *words, "--fail-on", "never", "--book", str(book), "-o", str(folder), str(script)]
 
@@ -148,10 +150,10 @@ def _each_ms(measurements: list[dict[str, float]], steps: int) -> dict[str, floa
     return dict(sorted(milliseconds.items(), key=lambda entry: -entry[1]))
 
 
-def bytes_per_step(folder: Path) -> int:
-    """Size of the event files over the steps recorded."""
+def bytes_per_step(folder: Path, kind: str = "events") -> int:
+    """Size of the files of a kind over the steps recorded."""
     notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
-    return sum(path.stat().st_size for path in folder.glob("events-*")) // max(1, sum(note["steps"] for note in notes))
+    return sum(path.stat().st_size for path in folder.glob(f"{kind}-*")) // max(1, sum(note["steps"] for note in notes))
 
 
 def bytes_later(folder: Path) -> int:

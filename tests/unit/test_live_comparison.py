@@ -11,7 +11,7 @@ from traincheck.comparison.live_comparison import LiveComparison
 from traincheck.comparison.run_comparison import SAME, Comparison, compare_runs, steps_in_common
 from traincheck.errors import TraceUnreadable
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.operation_files import operation_writer, read_operations
+from traincheck.trace.operation_files import OperationWriter, read_operations
 from traincheck.trace.run_notes import Manifest, ProcessNote
 from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.operations import BEFORE, FORWARD, INPUT, Operation, Sketch, StepOperations, packed
@@ -31,7 +31,7 @@ class Rank:
     """Writes the steps of a rank of a run."""
 
     def __init__(self, folder: RunFolder, rank: int = 0) -> None:
-        self._writer, self._window = operation_writer(folder.path, rank + 100), Window(0, 1, TRAIN, rank=rank)
+        self._writer, self._window = OperationWriter(folder.path, rank + 100), Window(0, 1, TRAIN, rank=rank)
 
     def write(self, *steps: StepOperations) -> None:
         for each in steps:
@@ -142,3 +142,4 @@ def test_ranks_meet_at_the_steps_that_all_have() -> None:
     pairs = [[each.step for each in (*a, *b)] for a, b in steps_in_common(ranks[:1], ranks[1:]) if len(b) == 2]
     assert pairs == [[2, 2, 2], [4, 4, 4], [7, 7, 7]]
     assert list(steps_in_common([], ranks)) == []
+    assert [len(runs) for runs in steps_in_common(ranks[:1], ranks[1:2], ranks[2:])] == [3, 3, 3]

@@ -288,6 +288,29 @@ def test_an_average_that_one_run_does_not_update_is_an_origin() -> None:
     assert not any(origin.others_b for origin in comparison.origins)
 
 
+class ShiftNet(Net):
+    """Its checkpoint has no shift if that is an attribute."""
+
+    def __init__(self, is_buffer: bool) -> None:
+        super().__init__()
+        shift = torch.full((16,), 0.5)
+        if is_buffer:
+            self.register_buffer("shift", shift)
+        else:
+            self.shift = shift
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x + self.shift)
+
+
+def test_state_that_one_run_lacks_is_shown() -> None:
+    buffer, attribute = functools.partial(ShiftNet, True), functools.partial(ShiftNet, False)
+    comparison = compare_one_rank(run(buffer)[0], run(attribute)[0])
+    assert comparison.result == SAME
+    assert comparison.only_a == ("ShiftNet.shift",) and not comparison.only_b
+    assert "  only good has: ShiftNet.shift" in list(lines(comparison, "good", "bad"))
+
+
 @pytest.mark.parametrize("evaluates", [torch.inference_mode, torch.no_grad])
 def test_an_evaluation_behind_an_update_is_not_disturbed(evaluates: Callable[[], AbstractContextManager[None]]) -> None:
     steps: list[StepOperations] = []

@@ -9,7 +9,7 @@ value that exists in both runs, and in the other run another one: then the opera
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from traincheck.comparison.alignment import Pair, Rename, aligned
@@ -27,11 +27,14 @@ class DataFlow:
 
     `pairs` are the indices of operations that both runs have, `partner` the same from the first run to the second, and
     `unpaired` the indices of all others. `uncertain` is how far the values of the first run are from those of the
-    second by what was found so far.
+    second by what was found so far. `noise` is how much noise explains, by value of the first run.
     """
 
-    def __init__(self, a: StepOperations, b: StepOperations, rename: Rename) -> None:
+    def __init__(
+        self, a: StepOperations, b: StepOperations, rename: Rename, noise: Mapping[int, float] | None = None
+    ) -> None:
         self.a, self.b = a, b
+        self._noise = noise or {}
         self.pairs: list[Pair] = aligned(a.operations, b.operations, rename)
         self.partner = dict(self.pairs)
         self.unpaired = (
@@ -71,12 +74,14 @@ class DataFlow:
         return 0.0 if _all_near(self.sketches_of(0, a.inputs), self.sketches_of(1, b.inputs)) else math.inf
 
     def rounding(self, a: Operation, b: Operation) -> float:
-        """By how much rounding lets results differ. Values from before the step have the same bits, or were cast."""
+        """By how much rounding and noise let results differ. Values from before the step have the same bits, or were
+        cast."""
         results = self.sketches_of(0, a.outputs), self.sketches_of(1, b.outputs)
         if a.phase == BEFORE and [each.dtype for each in results[0]] == [each.dtype for each in results[1]]:
             return 0.0
         inputs = self.sketches_of(0, a.inputs), self.sketches_of(1, b.inputs)
-        return max(rounding(*both) for both in zip(results, inputs, strict=True))
+        noise = max((self._noise.get(value, 0.0) for value in a.outputs), default=0.0)
+        return max(noise, *(rounding(*both) for both in zip(results, inputs, strict=True)))
 
     def farthest(self, a: Operation, b: Operation) -> tuple[Sketch, Sketch] | None:
         """The results of an operation that are farthest apart."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
+from traincheck.comparison.alignment import Rename, is_of_variable
 from traincheck.comparison.sums import Sums, sums_of
 from traincheck.vocab.operations import BEFORE, INPUT, Operation, StepOperations, other_name, renamed_roots
 
@@ -74,6 +75,20 @@ def renaming(a: StepOperations, b: StepOperations) -> Renaming:
         *_fusions(other_only, own_only, matched, in_b=False),
     )
     return Renaming(roots, _matched_modules(matched), matched, fusions)
+
+
+def lacking_variables(a: StepOperations, b: StepOperations, rename: Rename) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parameters and buffers of a step that only the first or only the second run has, by their own names."""
+    own = dict.fromkeys(_state_names(a))
+    other = {rename(name): name for name in _state_names(b)}
+    return (
+        tuple(name for name in own if name not in other),
+        tuple(name for renamed, name in other.items() if renamed not in own),
+    )
+
+
+def _state_names(step: StepOperations) -> Iterator[str]:
+    return (each.module for each in step.operations if is_of_variable(each) and each.name != INPUT)
 
 
 # -- outermost modules -------------------------------------------------------------------------------------------------

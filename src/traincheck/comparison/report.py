@@ -75,6 +75,8 @@ def lines(
     if configuration:
         texts = [difference_text(each, a, b) for each in configuration]
         yield from _wrapped(f"also different: {', '.join(texts)}", 3)
+    if comparison.repetitions:
+        yield f"  {noise_text(comparison)}"
     if comparison.origins:
         yield from _origins(comparison, a, b, losses)
     yield from mark_lines(comparison.marks, a, b, is_alone=not comparison.origins)
@@ -85,6 +87,8 @@ def lines(
         yield f"  {new} of {b} was compared with {old} of {a}"
     if len(names) > MOST_NAMES:
         yield f"  and {len(names) - MOST_NAMES} other names (--json has all)"
+    for label, only in ((a, comparison.only_a), (b, comparison.only_b)):
+        yield from _wrapped(f"only {label} has: {', '.join(only)}" if only else "", 2)
     for reason in comparison.incomplete:
         yield f"  not compared: a part of a step, as {reason}"
 
@@ -104,6 +108,18 @@ def headline(comparison: Comparison) -> str:
     rounded = sum(step.rounding + step.different for step in steps)
     total = sum(step.same + step.rounding + step.different for step in steps)
     return f"equal up to rounding: {rounded:,} of {total:,} results differ by no more, in {compared}"
+
+
+def noise_text(comparison: Comparison) -> str:
+    """How far the repetitions of the first run are from it."""
+    count = comparison.repetitions
+    repeated = f"noise: {count} repetition{'s' if count > 1 else ''} of the first run"
+    noisiest = comparison.noisiest
+    if noisiest is None:
+        return f"{repeated}, with the same bits"
+    operation = noisiest.operation
+    place = f"{operation.name} in {operation.module or 'the loop'}, in the {operation.phase} of step {noisiest.step}"
+    return f"{repeated}, up to {apart_text(noisiest.distance)}: {place}"
 
 
 def difference_text(difference: ConfigurationDifference, a: str, b: str) -> str:
@@ -317,9 +333,28 @@ def data(
         "victims": dict(Counter(victim.operation.phase for victim in comparison.victims)),
         "spread": None if spread is None else _spread(spread),
         "renamed": comparison.renamed,
+        "only": {"a": list(comparison.only_a), "b": list(comparison.only_b)},
         "incomplete": list(comparison.incomplete),
         "marks": mark_data(comparison.marks),
+        "noise": _noise(comparison),
     }
+
+
+def _noise(comparison: Comparison) -> dict[str, Any] | None:
+    if not comparison.repetitions:
+        return None
+    noisiest = comparison.noisiest
+    largest = None
+    if noisiest is not None:
+        phase, name, module, _ = noisiest.operation
+        largest = {
+            "step": noisiest.step,
+            "phase": phase,
+            "module": module,
+            "operation": name,
+            "distance": _number(noisiest.distance),
+        }
+    return {"repetitions": comparison.repetitions, "largest": largest}
 
 
 def _spread(spread: Spread) -> dict[str, Any]:

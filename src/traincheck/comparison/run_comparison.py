@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from traincheck.comparison.alignment import Rename
 from traincheck.comparison.difference import Difference
 from traincheck.comparison.layouts import Layouts, joined_alike
 from traincheck.comparison.marks import NO_MARKS, MarkComparison, compare_marks, marks_of_run
+from traincheck.comparison.noise import Noise, OperationKey, explained_by, is_noise, noise_of
+from traincheck.comparison.renaming import lacking_variables
 from traincheck.comparison.shared_names import share_modules, with_equal_names
 from traincheck.comparison.step_comparison import StepComparison
 from traincheck.errors import NothingToCompare
@@ -24,6 +27,14 @@ Ranks = tuple[StepOperations, ...]
 
 SAME, ROUNDING, DIFFERENT = "same", "rounding", "different"
 """Results: equal bits; equal within what rounding explains; different."""
+
+
+class Repetition(NamedTuple):
+    """The result of a step whose distance among repetitions of a run was the largest."""
+
+    step: int
+    operation: OperationKey
+    distance: float
 
 
 class CommonStep(NamedTuple):
@@ -50,7 +61,8 @@ class Comparison:
     """The result of a comparison: the origins in the first step that has some, and the operations behind them.
 
     `since` is the last step before the origins that was compared, 0 for none. `incomplete` says what was not recorded.
-    `first` is the comparison of the step with the origins.
+    `first` is the comparison of the step with the origins. `noisiest` is known if the first run was repeated and did
+    not have the same bits each time. `only_a` and `only_b` are the parameters and buffers that one run lacks.
     """
 
     steps: tuple[StepResult, ...]
@@ -60,6 +72,10 @@ class Comparison:
     incomplete: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
     marks: MarkComparison = NO_MARKS
+    repetitions: int = 0
+    noisiest: Repetition | None = None
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
     first: StepComparison | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -75,17 +91,23 @@ class RunComparison:
     """Compares pairs of steps in the order of the runs, until a step has an origin.
 
     Names and layouts of both runs are matched in the first pair. If the runs have common marks and no common module,
-    steps are compared where names are equal.
+    steps are compared where names are equal. `repetitions` is how often the first run was repeated, see `add`.
+    If the second run `is_repetition` of the first, noise is no difference.
     """
 
-    def __init__(self, marks: MarkComparison = NO_MARKS) -> None:
+    def __init__(self, marks: MarkComparison = NO_MARKS, repetitions: int = 0, *, is_repetition: bool = False) -> None:
         self._marks = marks
+        self._is_repetition = is_repetition
+        self._repeated = [PairLayouts() for _ in range(repetitions)]
+        self._noisiest: Repetition | None = None
         self._results: list[StepResult] = []
         self._incomplete: dict[str, None] = {}
         self._layouts = PairLayouts()
         self._by_name: bool | None = None
         self._before: dict[str, float] | None = None
         self._last = 0
+        self._only_a: tuple[str, ...] = ()
+        self._only_b: tuple[str, ...] = ()
         self.different: Comparison | None = None
         """The comparison up to the first step with an origin; None as long as there is none."""
 
@@ -94,8 +116,11 @@ class RunComparison:
         """The number of compared steps."""
         return len(self._results)
 
-    def add(self, a: Ranks, b: Ranks) -> None:
-        """Compare a step of the first run with the same step of the second. Call it only while `different` is None."""
+    def add(self, a: Ranks, b: Ranks, *repetitions: Ranks) -> None:
+        """Compare a step of the first run with the same step of the second. Call it only while `different` is None.
+
+        What repetitions of the first run differ in that step explains a difference of the second.
+        """
         self._incomplete.update(dict.fromkeys(step.incomplete for step in (*a, *b) if step.incomplete))
         own, other, rename, _ = self._layouts.common_step(a, b)
         if self._by_name is None:
@@ -105,13 +130,26 @@ class RunComparison:
             if not own.operations:
                 return
         adjacent = own.step == self._last + 1
-        compared = StepComparison(own, other, rename, self._before if adjacent else None)
+        if not self._results:
+            self._only_a, self._only_b = lacking_variables(own, other, rename)
+        noise = explained_by(self._noise(a, repetitions), own)
+        compared = StepComparison(own, other, rename, self._before if adjacent else None, noise)
         all_same = all(result.rounding == result.different == 0 for result in self._results)
         self._results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
         origins = compared.origins if adjacent or all_same else [each for each in compared.origins if not _old(each)]
+        if self._is_repetition:
+            origins = [each for each in origins if not is_noise(each)]
         if origins:
             self.different = self._comparison(tuple(origins), compared)
         self._before, self._last = compared.updated, own.step
+
+    def _noise(self, a: Ranks, repetitions: Sequence[Ranks]) -> Noise:
+        steps = (layouts.common_step(a, again) for layouts, again in zip(self._repeated, repetitions, strict=True))
+        noise = noise_of(StepComparison(own, again, rename) for own, again, rename, _ in steps)
+        for operation, distance in noise.items():
+            if self._noisiest is None or distance > self._noisiest.distance:
+                self._noisiest = Repetition(a[0].step, operation, distance)
+        return noise
 
     @property
     def comparison(self) -> Comparison:
@@ -127,6 +165,10 @@ class RunComparison:
             tuple(self._incomplete),
             self._layouts.shown,
             self._marks,
+            len(self._repeated),
+            self._noisiest,
+            self._only_a,
+            self._only_b,
             compared,
         )
 
@@ -149,28 +191,30 @@ class PairLayouts:
         return CommonStep(*layouts.apply(own, other), layouts.renaming, layouts.shown)
 
 
-def compare_runs(a: Path, b: Path) -> Comparison:
+def compare_runs(a: Path, b: Path, repetitions: Sequence[Path] = (), *, is_repetition: bool = False) -> Comparison:
     """Compare two runs of one rank or several.
+
+    `repetitions` are runs of the same program as the first, and so is the second if it `is_repetition`.
 
     Runs with common marks need no step in common. Raises NothingToCompare if a run has no sketched operations, or the
     runs have no sketched step in common, and the errors of `RunFolder`.
     """
     marks = compare_marks(marks_of_run(a), marks_of_run(b))
-    for path in (a, b):
+    for path in (a, b, *repetitions):
         if not marks.compared and not _has_steps(path):
             raise NothingToCompare(path, "it has no sketches of operations, and no marks that the other run has")
-    return _compare(_pairs(a, b), (a, b), marks)
+    return _compare(_steps(a, b, *repetitions), (a, b, *repetitions), marks, is_repetition)
 
 
 def compare_steps(a: Sequence[Ranks], b: Sequence[Ranks], marks: MarkComparison = NO_MARKS) -> Comparison:
     """Compare sketched steps of two runs, whose marks are compared already; see `compare_runs`."""
-    pairs = steps_in_common(list(zip(*a, strict=True)), list(zip(*b, strict=True)))
-    return _compare(pairs, (Path("A"), Path("B")), marks)
+    steps = steps_in_common(list(zip(*a, strict=True)), list(zip(*b, strict=True)))
+    return _compare(steps, (Path("A"), Path("B")), marks, is_repetition=False)
 
 
 def common_steps(a: Path, b: Path) -> Iterator[CommonStep]:
     """The steps that both runs have sketched, in their order, one at a time. Raises the errors of `RunFolder`."""
-    return in_one_layout(_pairs(a, b))
+    return in_one_layout((own, other) for own, other in _steps(a, b))
 
 
 def in_one_layout(pairs: Iterable[tuple[Ranks, Ranks]]) -> Iterator[CommonStep]:
@@ -179,14 +223,17 @@ def in_one_layout(pairs: Iterable[tuple[Ranks, Ranks]]) -> Iterator[CommonStep]:
     return (layouts.common_step(*pair) for pair in pairs)
 
 
-def _compare(pairs: Iterable[tuple[Ranks, Ranks]], paths: tuple[Path, Path], marks: MarkComparison) -> Comparison:
-    run = RunComparison(marks)
-    for own, other in pairs:
-        run.add(own, other)
+def _compare(
+    steps: Iterable[tuple[Ranks, ...]], paths: Sequence[Path], marks: MarkComparison, is_repetition: bool
+) -> Comparison:
+    run = RunComparison(marks, len(paths) - 2, is_repetition=is_repetition)
+    for runs in steps:
+        run.add(*runs)
         if run.different is not None:
             break
     if not run.steps and not marks.compared:
-        raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {paths[0]}")
+        others = " and ".join(str(path) for path in paths if path != paths[1])
+        raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {others}")
     return run.comparison
 
 
@@ -202,22 +249,21 @@ def _has_steps(path: Path) -> bool:
     return bool(files) and all(next(read_operations(file), None) is not None for file in files)
 
 
-def _pairs(a: Path, b: Path) -> Iterator[tuple[Ranks, Ranks]]:
-    ranks = [[read_operations(file) for file in RunFolder.open(path).first_operation_files()] for path in (a, b)]
+def _steps(*paths: Path) -> Iterator[tuple[Ranks, ...]]:
+    ranks = [[read_operations(file) for file in RunFolder.open(path).first_operation_files()] for path in paths]
     return steps_in_common(*ranks)
 
 
-def steps_in_common(
-    a: Sequence[Iterable[StepOperations]], b: Sequence[Iterable[StepOperations]]
-) -> Iterator[tuple[Ranks, Ranks]]:
-    """The steps that all ranks of two runs have sketched, in the order of their numbers, for each run.
+def steps_in_common(*runs: Sequence[Iterable[StepOperations]]) -> Iterator[tuple[Ranks, ...]]:
+    """The steps that all ranks of all runs have sketched, in the order of their numbers, for each run.
 
     Holds one step of each rank, and reads the ranks in their order: none is read after an earlier one has ended.
     """
-    streams = [iter(rank) for rank in (*a, *b)]
+    streams = [iter(rank) for ranks in runs for rank in ranks]
+    ends = list(itertools.accumulate(map(len, runs), initial=0))
     current: list[StepOperations | None] = [None] * len(streams)
     number = 0
-    while a and b:
+    while all(runs):
         for index, stream in enumerate(streams):
             step = current[index]
             while step is None or step.step < number:
@@ -227,7 +273,7 @@ def steps_in_common(
             current[index], number = step, step.step
         steps = tuple(step for step in current if step is not None)
         if all(step.step == number for step in steps):
-            yield steps[: len(a)], steps[len(a) :]
+            yield tuple(steps[begin:end] for begin, end in itertools.pairwise(ends))
             number += 1
 
 

@@ -9,6 +9,7 @@ other results are *victims*.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -52,7 +53,11 @@ UPDATE_AMPLIFIES = 1000.0
 
 
 class StepComparison:
-    """The comparison of one step. `before` are the distances of parameters at the end of the step before, by name."""
+    """The comparison of one step.
+
+    `before` are the distances of parameters at the end of the step before, by name. `noise` is how much noise explains
+    of the distance of a value, by its number in the first run.
+    """
 
     def __init__(
         self,
@@ -60,11 +65,12 @@ class StepComparison:
         b: StepOperations,
         rename: Rename = unchanged,
         before: dict[str, float] | None = None,
+        noise: Mapping[int, float] | None = None,
     ) -> None:
         self.step = a.step
         self.a, self.b = a, b
         self._before, self._rename = before, rename
-        self._flow = DataFlow(a, b, rename)
+        self._flow = DataFlow(a, b, rename, noise)
         self.pairs: list[Pair] = self._flow.pairs
         self.judged: list[Judged] = []
         """The verdict on each pair."""
@@ -177,11 +183,11 @@ class StepComparison:
         return names
 
     def _add_lacking(self) -> None:
-        """Add the gradients, updates and state that only one run has. The values that they would have got are equal."""
+        """Add the gradients and updates that only one run has. The values that they would have got are equal."""
         for run, operations in enumerate((self.a.operations, self.b.operations)):
             for index in sorted(self._flow.unpaired[run]):
                 operation = operations[index]
-                if operation.phase in (GRADIENT, UPDATE, AFTER):
+                if operation.phase in (GRADIENT, UPDATE):
                     a, b = (operation, None) if run == 0 else (None, operation)
                     self.origins.append(Difference(self.step, CODE, 0.0, math.inf, a, b))
 

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from traincheck.sources.attachment import Attachment
     from traincheck.sources.operations.marks import MarkSink
     from traincheck.sources.recording.step_tracker import Cut
+    from traincheck.trace.operation_files import OperationWriter
     from traincheck.trace.record_files import RecordWriter
     from traincheck.vocab.marks import Mark
-    from traincheck.vocab.operations import StepOperations
 
 NOTE_SECONDS = 2.0
 """Seconds that an incomplete end waits for its last note, as the disk may be the reason."""
@@ -178,17 +178,15 @@ class Session:
             demand |= REFERENCE
         return demand
 
-    def _operation_writers(self) -> tuple[RecordWriter[StepOperations] | None, RecordWriter[Mark] | None]:
+    def _operation_writers(self) -> tuple[OperationWriter | None, RecordWriter[Mark] | None]:
         """The writers of operations and of marks, if they are recorded."""
         if self.settings.record != OPERATIONS:
             return None, None
-        from traincheck.trace.operation_files import mark_writer, operation_writer
+        from traincheck.trace.operation_files import OperationWriter, mark_writer
 
-        return operation_writer(self._folder.path, self._process), mark_writer(self._folder.path, self._process)
+        return OperationWriter(self._folder.path, self._process), mark_writer(self._folder.path, self._process)
 
-    def _operation_stages(
-        self, operations: RecordWriter[StepOperations] | None, marks: RecordWriter[Mark] | None
-    ) -> list[Stage]:
+    def _operation_stages(self, operations: OperationWriter | None, marks: RecordWriter[Mark] | None) -> list[Stage]:
         """The stages that write operations, marks, and the state with which the training began."""
         stages: list[Stage] = []
         if operations is not None and marks is not None:

@@ -1,12 +1,13 @@
 """Write and read records that a process appends to a file of its own, next to its events.
 
-A record is its length (four bytes, little endian) and a value in MessagePack. A killed process may leave the last
-record incomplete; readers stop there. The first record is the number of the format.
+A record is its length (four bytes, little endian) and a value in MessagePack, compressed by zlib. A killed process may
+leave the last record incomplete; readers stop there. The first record is the number of the format, uncompressed.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,11 @@ from traincheck.vocab.events import Window
 
 Record = TypeVar("Record")
 _LENGTH = struct.Struct("<I")
+UNCOMPRESSED = 1
+"""The format whose records were not compressed."""
+
+_LEVEL = 1
+"""Of compression: random projections do not get smaller, and names get so at any level."""
 
 
 class RecordWriter(Generic[Record]):
@@ -37,6 +43,10 @@ class RecordWriter(Generic[Record]):
         """Write this record soon."""
         self._waiting.append(record)
 
+    def stored(self, record: Record) -> object:
+        """What is written for a record."""
+        return record
+
     def feed(self, window: Window) -> None:
         """Write what was added before the window. Raises OutputError."""
         self.write(window.rank)
@@ -45,10 +55,11 @@ class RecordWriter(Generic[Record]):
         """Write what was added. Raises OutputError. Call it on one thread alone."""
         if not self._waiting:
             return
-        packed = [] if self._path else [_packed(self._version)]
+        packed = [] if self._path else [_with_length(msgspec.msgpack.encode(self._version))]
         self._path = self._path or self._folder / f"{self._prefix}-{rank}-{self._process}.msgpack"
         while self._waiting:
-            packed.append(_packed(self._waiting.popleft()))
+            contents = msgspec.msgpack.encode(self.stored(self._waiting.popleft()))
+            packed.append(_with_length(zlib.compress(contents, _LEVEL)))
         try:
             with self._path.open("ab") as file:
                 file.write(b"".join(packed))
@@ -56,9 +67,8 @@ class RecordWriter(Generic[Record]):
             raise OutputError(self._path, error.strerror or str(error)) from error
 
 
-def _packed(record: object) -> bytes:
-    packed = msgspec.msgpack.encode(record)
-    return _LENGTH.pack(len(packed)) + packed
+def _with_length(contents: bytes) -> bytes:
+    return _LENGTH.pack(len(contents)) + contents
 
 
 def read_records(
@@ -76,10 +86,11 @@ def read_records(
             if own > version:
                 raise TraceTooNew(path, own, version)
             for record in records:
-                yield msgspec.msgpack.decode(record, type=kind)
+                contents = record if own == UNCOMPRESSED else zlib.decompress(record)
+                yield msgspec.msgpack.decode(contents, type=kind)
     except OSError as error:
         raise TraceUnreadable(path, error.strerror or str(error)) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, zlib.error) as error:
         raise TraceUnreadable(path, f"it was damaged ({error})") from None
 
 

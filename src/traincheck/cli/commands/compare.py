@@ -26,6 +26,7 @@ Examples:
   traincheck collect --record operations -o runs/before train.py
   traincheck collect --record operations -o runs/after train.py --fused
   traincheck compare runs/before runs/after
+  traincheck compare runs/before runs/before-again runs/after
   traincheck compare runs/before runs/after --report html=comparison.html
   traincheck compare runs/before runs/after --json | jq .origins[0]
 
@@ -38,7 +39,14 @@ Exit codes: 0 equal, in all bits or up to rounding, 3 different, 2 wrong usage o
 MARKDOWN = "markdown"
 
 RunA = Annotated[Path, typer.Argument(metavar="RUN_A", help="Run folder to compare with.", show_default=False)]
-RunB = Annotated[Path, typer.Argument(metavar="RUN_B", help="Run folder that may differ.", show_default=False)]
+Others = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="[RUN_A_AGAIN]... RUN_B",
+        help="Run folder that may differ. In front of it, further runs of the first program show its noise.",
+        show_default=False,
+    ),
+]
 Reports = Annotated[
     Optional[list[str]],  # noqa: UP045
     flags.flag(
@@ -59,18 +67,23 @@ class _Format:
 _FORMATS = {HTML: _Format("comparison.html"), JSON: _Format("comparison.json"), MARKDOWN: _Format("comparison.md")}
 
 
-def command(a: RunA, b: RunB, reports: Reports = None, as_json: flags.AsJson = False) -> None:
+def command(a: RunA, others: Others, reports: Reports = None, as_json: flags.AsJson = False) -> None:
     """Find the first operation that differs between two runs.
 
     Both runs need sketches of their operations (`--record operations`). They may come from different programs,
     machines and versions of torch. Programs that share no modules are compared by the values that they name with
     `traincheck.mark`.
     """
-    raise typer.Exit(compare(a, b, as_json, reports or ()))
+    *repetitions, b = others
+    raise typer.Exit(compare(a, b, repetitions, as_json, reports or ()))
 
 
-def compare(a: Path, b: Path, as_json: bool = False, reports: Sequence[str] = ()) -> int:
+def compare(
+    a: Path, b: Path, repetitions: Sequence[Path] = (), as_json: bool = False, reports: Sequence[str] = ()
+) -> int:
     """Print the comparison and write the requested reports; 3 where the runs differ.
+
+    If a repetition of the first run differs from it, their comparison is the result.
 
     Raises BadOption, OutputError, and what `compare_runs` raises.
     """
@@ -80,7 +93,12 @@ def compare(a: Path, b: Path, as_json: bool = False, reports: Sequence[str] = ()
     from traincheck.comparison.spread import first_losses
 
     requests = _requested(reports, as_json)
-    comparison = compare_runs(a, b)
+    for again in repetitions:
+        if compare_runs(a, again, is_repetition=True).result == DIFFERENT:
+            remark(f"{again} is no repetition of {a}, so {b} was not compared")
+            b, repetitions = again, ()
+            break
+    comparison = compare_runs(a, b, repetitions)
     configuration = configuration_differences(a, b)
     is_different = comparison.result == DIFFERENT
     labels = (a.name, b.name) if a.name != b.name else (str(a), str(b))

@@ -363,6 +363,13 @@ class VariableCatalog:
         """The living outermost modules found last, without wrappers for several ranks around them."""
         return [module for module in self.outermost() if wrapped_model(module) is module]
 
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers of all models, each with all of its names."""
+        for model in self.models():
+            prefix = self.module_name(model)
+            for name, buffer in model.named_buffers(remove_duplicate=False):
+                yield f"{prefix}.{plain_name(name)}", buffer
+
     # -- variables -------------------------------------------------------------------------------------------------
 
     def find(self, tensor: torch.Tensor) -> Variable | None:

@@ -107,9 +107,9 @@ def _named_tensors(catalog: VariableCatalog) -> Iterator[tuple[str, torch.Tensor
     """The parameters and buffers of all models, each with all of its names."""
     for model in catalog.models():
         prefix = catalog.module_name(model)
-        for named in (model.named_parameters, model.named_buffers):
-            for name, tensor in named(remove_duplicate=False):
-                yield f"{prefix}.{plain_name(name)}", tensor
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            yield f"{prefix}.{plain_name(name)}", parameter
+    yield from catalog.named_buffers()
 
 
 # -- saving ------------------------------------------------------------------------------------------------------------

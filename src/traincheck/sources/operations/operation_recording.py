@@ -249,12 +249,18 @@ class OperationRecording(DispatchRecording):
         values = self._values.add([tensor])
         variable = self._catalog.find(tensor)
         if variable is not None:
-            kind = PARAMETER if isinstance(tensor, nn.Parameter) or tensor.requires_grad else BUFFER
-            self._add(BEFORE, kind, variable.name, "", "", (), values)
+            self._add(BEFORE, PARAMETER, variable.name, "", "", (), values)
+        elif id(tensor) in self._buffers:
+            self._add(BEFORE, BUFFER, self._buffers[id(tensor)], "", "", (), values)
         else:
             self._inputs += 1
             self._add(BEFORE, INPUT, f"input {self._inputs}", self._site(), dtype_name(tensor.dtype), (), values)
         return values
+
+    @functools.cached_property
+    def _buffers(self) -> dict[int, str]:
+        """The names of the buffers with which the step begins, by identity. Their modules hold them."""
+        return {id(buffer): name for name, buffer in self._catalog.named_buffers()}
 
     # -- backward --------------------------------------------------------------------------------------------------
 
@@ -374,12 +380,14 @@ class OperationRecording(DispatchRecording):
     def _add_state(self) -> None:
         """Add the parameters and buffers at the end of the step, but for those that are as an update wrote them."""
         last = {value: operation for operation in self._operations for value in operation.outputs}
-        for variable, tensor in self._catalog.living():
+        parameters = [(variable.name, tensor) for variable, tensor in self._catalog.living()]
+        buffers = {id(tensor): (name, tensor) for name, tensor in self._catalog.named_buffers()}
+        for name, tensor in (*parameters, *buffers.values()):
             known = self._values.find(tensor)
             if known is None:
-                self._add(AFTER, STATE, variable.name, "", "", (), self._values.add([tensor]))
+                self._add(AFTER, STATE, name, "", "", (), self._values.add([tensor]))
             elif last[known].phase != UPDATE:
-                self._add(AFTER, STATE, variable.name, "", "", (known,), ())
+                self._add(AFTER, STATE, name, "", "", (known,), ())
 
 
 def _without_idle_end(step: StepOperations) -> StepOperations:
