@@ -29,6 +29,7 @@ from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.contradictions import with_contradictions
 from traincheck.inference.learn import tally_folder
 from traincheck.invariants.book import Book, merge_books
+from traincheck.invariants.builtin_rules import of_training
 from traincheck.invariants.packs import book_of_packs, read_packs
 from traincheck.relations.consistent.builtin_rules import of_verification
 from traincheck.vocab.finding import Report
@@ -171,7 +172,9 @@ def read_plain(program: Program, out: Path) -> tuple[dict[int, list[Effect]] | N
 def _books(clean: CorpusProgram, options: Options, work: Path) -> dict[str, Book]:
     """The book of each setting. Raises ProgramFailed where a reference run fails."""
     program = clean.program
-    packs = book_of_packs([read_packs(options.packs)])
+    packs = merge_books(  # as `traincheck run` deploys them
+        [(work / "packs", book_of_packs([read_packs(options.packs)])), (work / "training", Book(of_training()))]
+    )
     books = {PACKS: packs}
     if options.verify:
         books[EXPERIMENTS] = merge_books([(work / "packs", packs), (work / "verified", Book(of_verification()))])

@@ -10,6 +10,8 @@ from traincheck.vocab.builtin_rules import (
     COPIES,
     DEVICES,
     FIRST_USE,
+    FLOW,
+    FLOW_OF_GRADIENTS,
     GRAD,
     IDLE,
     MEMORY,
@@ -31,13 +33,16 @@ RELATION = "Periodic"
 
 
 def of_training() -> tuple[Invariant, ...]:
-    """The rules about gradients that are always zero or never used, unwritten memory, and copies on devices."""
+    """The rules about gradients that are always zero, the way of gradients to an update, unwritten memory, and copies on
+    devices."""
+    flow = Subject(GRAD, FLOW)
     zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
     return (
         _rule(zeros, NOT_ALL_ZERO, ERROR),
         _rule(zeros, NOT_ZERO_FOR_LONG, NOTICE),
         _rule(idle, USED, ERROR),
         _rule(unused, USED, NOTICE),
+        *(_rule(flow, prop, ERROR) for prop in FLOW_OF_GRADIENTS),
         _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
         _rule(Subject(COPIES, DEVICES), SAME_COPIES, ERROR),
     )
@@ -45,7 +50,7 @@ def of_training() -> tuple[Invariant, ...]:
 
 def is_always_deployed(rule: Invariant) -> bool:
     """Whether a rule is deployed without a request. Such a rule is reported only if it is violated."""
-    return rule.subject.grain in (STRETCH, USE, FIRST_USE, DEVICES) and not rule.support.runs
+    return rule.subject.grain in (STRETCH, USE, FLOW, FIRST_USE, DEVICES) and not rule.support.runs
 
 
 def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:

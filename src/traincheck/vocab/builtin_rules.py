@@ -2,6 +2,7 @@
 
 TrainCheck deploys them with any other rules before the program starts. So they are declared here, without the relations
 that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/unused_gradients.py`,
+`relations/periodic/gradient_use.py`,
 `relations/periodic/uninitialized.py`, `relations/periodic/device_copies.py`).
 """
 
@@ -10,9 +11,9 @@ from __future__ import annotations
 from traincheck.vocab.occasion import Property, Subject
 from traincheck.vocab.properties import ARE_USED, COPIES_AGREE, IS_NOT_ZERO, IS_WRITTEN
 
-STRETCH, USE, FIRST_USE, DEVICES = "stretch", "use", "first use", "devices"
-"""The grains of the rules: consecutive steps, the use of gradients in a run, the first call of a model, and the devices
-of one process."""
+STRETCH, USE, FLOW, FIRST_USE, DEVICES = "stretch", "use", "flow", "first use", "devices"
+"""The grains of the rules: consecutive steps, the use of gradients in a run, the way of each gradient to an update, the
+first call of a model, and the devices of one process."""
 
 GRAD = "parameter.grad"
 RUN, UNUSED_GRADIENTS, IDLE_OPTIMIZER = "run", "unused_gradients", "idle_optimizer"
@@ -26,6 +27,18 @@ COPIES = f"{PARAMETER}.{DIFFERENT_COPIES}"
 NOT_ALL_ZERO = Property(IS_NOT_ZERO, GRAD, "in some step")
 NOT_ZERO_FOR_LONG = Property(IS_NOT_ZERO, GRAD, "for each parameter")
 USED = Property(ARE_USED, GRAD, "by an update")
+USED_BEFORE_CLEARED = Property(ARE_USED, GRAD, "before they are cleared")
+CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
+SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
+UPDATES_ITS_PARAMETER = Property(ARE_USED, GRAD, "to update their parameters")
+WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
+FLOW_OF_GRADIENTS = (
+    USED_BEFORE_CLEARED,
+    CLIPPED_LAST,
+    SEEN_BY_CLIPPING,
+    UPDATES_ITS_PARAMETER,
+    WITH_GRADIENTS_ON,
+)
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
 
@@ -47,6 +60,17 @@ def sentence_of(subject: Subject, prop: Property) -> str:
         return "a parameter whose memory to_empty() allocated is initialised or loaded before the model is called"
     if prop == SAME_COPIES:
         return "all devices that hold a copy of a replicated array hold the same values"
+    if prop in _FLOW_SENTENCES:
+        return _FLOW_SENTENCES[prop]
     if subject.api == IDLE:
         return "an optimizer whose parameters get gradients in training is stepped"
     return "parameters that get gradients in training are updated"
+
+
+_FLOW_SENTENCES = {
+    USED_BEFORE_CLEARED: "a gradient of a parameter that an optimizer holds is used by an update before it is cleared",
+    CLIPPED_LAST: "no backward adds to a gradient between clipping and the update",
+    SEEN_BY_CLIPPING: "clipping sees the gradients that the next update uses",
+    UPDATES_ITS_PARAMETER: "a new parameter that gets a gradient in each step is updated",
+    WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
+}

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.api_output.call_results import MAX_NORM
+from traincheck.vocab.builtin_rules import CLIPPED_LAST, SEEN_BY_CLIPPING
 
 DIAGNOSIS = Diagnosis(
     slug="clipping-has-no-effect",
     title="Gradient clipping does not clip",
-    problem="After the call, the norm of the gradients is above the limit that you passed.",
-    advice=("Check how the factor is computed: it is the smaller of 1 and limit / norm.",),
-    explains=(Match(verb=MAX_NORM.verb, object=MAX_NORM.object),),
+    problem="The update may use gradients above the limit that you passed. The norm is above it after the call, or the "
+    "call sees no gradients, or a backward pass adds to them after it.",
+    advice=(
+        "Call clipping after the last backward pass of an update, and in front of step().",
+        "Pass model.parameters() anew in each step: a generator that was read once is empty.",
+        "If your code clips itself, check the factor: it is the smaller of 1 and limit / norm.",
+    ),
+    explains=(
+        Match(verb=MAX_NORM.verb, object=MAX_NORM.object),
+        *(Match(verb=prop.verb, object=prop.object, detail=prop.detail) for prop in (SEEN_BY_CLIPPING, CLIPPED_LAST)),
+    ),
     priority=11,
     priority_reason="Missing or wrong gradients explain it.",
     example="""\

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.api_output.call_results import REQUIRES_GRAD
+from traincheck.vocab.builtin_rules import WITH_GRADIENTS_ON
 
 DIAGNOSIS = Diagnosis(
     slug="gradient-flow-stops",
     title="Gradients stop at a call",
-    problem="An input of the call requires a gradient, but its result does not. The autograd graph ends here "
-    "(detach, .item(), .data, no_grad).",
+    problem="An input or a parameter of the call requires a gradient, but its result does not. The autograd graph ends "
+    "here (detach, .item(), .data, no_grad).",
     advice=("Look for the code that takes the result out of the graph.",),
-    explains=(Match(verb=REQUIRES_GRAD.verb, object=REQUIRES_GRAD.object),),
+    explains=(
+        Match(verb=REQUIRES_GRAD.verb, object=REQUIRES_GRAD.object),
+        Match(verb=WITH_GRADIENTS_ON.verb, object=WITH_GRADIENTS_ON.object, detail=WITH_GRADIENTS_ON.detail),
+    ),
     priority=5,
     priority_reason="Training in the wrong mode or with frozen parameters explains it.",
     example="""\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.periodic.parameter_updates import DATA
+from traincheck.vocab.builtin_rules import UPDATES_ITS_PARAMETER
 from traincheck.vocab.properties import CHANGES
 
 DIAGNOSIS = Diagnosis(
@@ -15,7 +16,12 @@ DIAGNOSIS = Diagnosis(
         "Check that every trainable parameter is in a parameter group of the optimizer.",
         "If they should be frozen, set requires_grad to False.",
     ),
-    explains=(Match(object=DATA, detail=CHANGES, grain=DATA),),
+    explains=(
+        Match(object=DATA, detail=CHANGES, grain=DATA),
+        Match(
+            verb=UPDATES_ITS_PARAMETER.verb, object=UPDATES_ITS_PARAMETER.object, detail=UPDATES_ITS_PARAMETER.detail
+        ),
+    ),
     priority=4,
     priority_reason="A step that changes nothing at all explains it.",
     example="""\

@@ -2,8 +2,9 @@
 
 Source: OSDI '25, section 3.2. Its parts:
 * what every step should do (parameter_updates.py and backward_before_step.py);
-* gradients that are always zero or never used (zero_gradients.py and unused_gradients.py), and memory that nothing
-  wrote (uninitialized.py; here, so that the rules which are always deployed need one relation);
+* gradients that are always zero or never used (zero_gradients.py and unused_gradients.py), the way of each gradient to
+  an update (gradient_use.py), and memory that nothing wrote (uninitialized.py; here, so that the rules which are always
+  deployed need one relation);
 * copies of an array on several devices (device_copies.py);
 * counters (counters.py) and regular changes (update_intervals.py);
 * passes over data and the end of a schedule (run_totals.py), and whether the two fit together (schedule_length.py).
@@ -19,6 +20,7 @@ from traincheck.relations.parts import Composite, RelationPart
 from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
 from traincheck.relations.periodic.counters import Counters
 from traincheck.relations.periodic.device_copies import DeviceCopies
+from traincheck.relations.periodic.gradient_use import GradientUse
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
 from traincheck.relations.periodic.schedule_length import ScheduleLength
@@ -37,6 +39,7 @@ class Periodic(Composite):
         BackwardBeforeStep,
         ZeroGradients,
         UnusedGradients,
+        GradientUse,
         Uninitialized,
         DeviceCopies,
         Counters,

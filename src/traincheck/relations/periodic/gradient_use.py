@@ -1,0 +1,231 @@
+"""Follows each gradient from the backward that computes it to the update that uses it.
+
+Training is a flow: a backward computes a gradient, clipping may scale it, one update uses it as it is then, and it is
+cleared. A gradient that leaves this path is lost, in any program:
+
+* it is cleared, or replaced by that of another backward, before an update used it;
+* a backward adds to it after it was clipped, so the update uses more than the limit allows;
+* clipping sees no gradient, and the next update uses some;
+* a parameter gets a gradient in each step, and nothing updates the parameter;
+* a module runs with gradients off, and an optimizer holds its parameters.
+
+Note [What is meant so]
+Gradients of an attack on the inputs are meant to be lost: the model was called on a leaf that requires a gradient, so
+its backward is left out. A scaler that skips an update uses gradients as well. A program may compute gradients once to
+look at them (a warm-up, an estimate of importance), so a gradient is lost if it happens in two cycles from update to
+update in a row. Parameters that were loaded may be meant to stay, although nobody said so. So the last two rules are
+judged only in programs that load no model, and a parameter counts after two updates.
+
+The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
+They are judged if other rules need gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import BACKWARD, UPDATE, Part, calls_of, in_order, number
+from traincheck.vocab.builtin_rules import (
+    CLIPPED_LAST,
+    FLOW,
+    GRAD,
+    SEEN_BY_CLIPPING,
+    UPDATES_ITS_PARAMETER,
+    USED_BEFORE_CLEARED,
+    WITH_GRADIENTS_ON,
+    sentence_of,
+)
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import MODULE, TRAIN, Call, Change, Window
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+CLIPPING = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
+SCALER = "torch.amp.GradScaler.step"
+LOAD = "torch.nn.Module.load_state_dict"
+
+ENOUGH_UPDATES = 2
+"""Updates after which a parameter is judged that none of them has changed."""
+
+MAX_VARIABLES = 100_000
+"""A program with more makes parameters in a loop; further ones are not followed."""
+
+_FILLED, _USED, _CLIPPED, _ADDED = 1, 2, 4, 8
+"""The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
+
+
+class GradientUse(Part):
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._loads = False
+        self._reported: set[tuple[Property, str]] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._flags: dict[str, int] = {}
+        self._updates = 0
+        self._lost_in: dict[str, int] = {}  # by parameter: the number of updates when its gradient was lost
+        self._idle: dict[str, int] = {}  # parameters without optimizer: the cycles in which they got a gradient
+        self._last_idle: dict[str, int] = {}
+        self._filled: set[str] = set()  # parameters that ever got a gradient
+        self._written: set[str] = set()
+        self._with_gradients: set[str] = set()  # modules that were called with gradients on
+        self._without: dict[str, Call] = {}  # and with gradients off
+        self._empty_clipping: Call | None = None
+
+    def forget(self) -> None:
+        self._begin()
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for each gradient that leaves its path, once for each parameter."""
+        self._loads = self._loads or any(call.levels[-1] == LOAD for call in window.calls)
+        failures: dict[tuple[Property, int], list[str]] = {}
+        self._note_modules(window)
+        for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
+            self._follow(window, change, window.variables_at(positions), failures)
+        yield from self._judge_clipping(window)
+        if window.stage == TRAIN and not self._loads and self._updates >= ENOUGH_UPDATES:
+            self._judge_parameters(window, failures)
+        for (prop, seq), names in failures.items():
+            new = tuple(name for name in names if (prop, name) not in self._reported)
+            if new and len(self._reported) < MAX_VARIABLES:
+                self._reported.update((prop, name) for name in new)
+                yield _occasion(window, prop, seq, new)
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def _follow(self, window: Window, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
+        if change.kind != "parameter":
+            return
+        call = window.by_seq.get(change.call)
+        api = call.levels[-1] if call is not None else ""
+        if change.attribute == "data":
+            self._follow_data(change, api, names, failures)
+        elif api == BACKWARD and call is not None:
+            if change.changed and change.after == "some" and value_of(call.result, "leaf_input") is not True:
+                self._fill(change, names, failures)
+        elif change.before == "some" and change.after != "some":
+            self._clear(change, names, failures)
+        elif api in CLIPPING and change.changed:
+            for name in names:
+                self._flags[name] = self._flags.get(name, 0) | _CLIPPED
+
+    def _fill(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
+        is_held = value_of(change.context, "held") != "none"
+        for name in names:
+            flags = self._flags.get(name, 0)
+            if change.before != "some":
+                if is_held:
+                    self._note_loss(name, flags, change, failures)
+                flags = 0
+            elif flags & _CLIPPED:
+                flags |= _ADDED
+            if len(self._flags) < MAX_VARIABLES:
+                self._filled.add(name)
+                self._flags[name] = flags | _FILLED
+                if (
+                    not is_held
+                    and value_of(change.context, "owned") is True
+                    and self._last_idle.get(name) != self._updates
+                ):
+                    self._last_idle[name] = self._updates
+                    self._idle[name] = self._idle.get(name, 0) + 1
+
+    def _clear(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
+        for name in names:
+            if value_of(change.context, "held") != "none":
+                self._note_loss(name, self._flags.get(name, 0), change, failures)
+            self._flags[name] = 0
+
+    def _note_loss(self, name: str, flags: int, change: Change, failures: _Failures) -> None:
+        """Note a gradient that is gone; it is lost if no update has used it, in two cycles in a row."""
+        if flags & _FILLED and not flags & _USED:
+            if self._lost_in.get(name) == self._updates - 1:
+                failures.setdefault((USED_BEFORE_CLEARED, max(change.call, 0) or change.seq), []).append(name)
+            self._lost_in[name] = self._updates
+
+    def _follow_data(self, change: Change, api: str, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
+        is_use = api == UPDATE and value_of(change.context, "held") == "this"
+        if not change.changed and not is_use:
+            return
+        for name in names:
+            flags = self._flags.get(name, 0)
+            if is_use and flags & _ADDED:
+                failures.setdefault((CLIPPED_LAST, change.call), []).append(name)
+            self._flags[name] = (flags | _USED) & ~(_CLIPPED | _ADDED)
+            if change.changed:
+                self._written.add(name)
+
+    def _judge_clipping(self, window: Window) -> Iterator[Occasion]:
+        for call in calls_of(window, *CLIPPING, UPDATE, SCALER):
+            api = call.levels[-1]
+            if api in CLIPPING:
+                norm = number(value_of(call.result, "norm_before"))
+                self._empty_clipping = call if norm == 0 else None
+                continue
+            if api == SCALER:
+                for name, flags in self._flags.items():
+                    self._flags[name] = flags | _USED
+                continue
+            self._updates += 1
+            clipping, self._empty_clipping = self._empty_clipping, None
+            if clipping is None or value_of(call.context, "grads") not in ("some", "mixed"):
+                continue
+            if (SEEN_BY_CLIPPING, clipping.site) not in self._reported:
+                self._reported.add((SEEN_BY_CLIPPING, clipping.site))
+                yield _occasion(window, SEEN_BY_CLIPPING, call.seq, (), site=clipping.site)
+
+    # -- parameters ------------------------------------------------------------------------------------------------
+
+    def _note_modules(self, window: Window) -> None:
+        if window.stage != TRAIN or self._loads:
+            return
+        for call in window.calls:
+            if call.kind == MODULE and call.receiver not in self._with_gradients:
+                if value_of(call.context, "grad_mode") == "on":
+                    self._with_gradients.add(call.receiver)
+                    self._without.pop(call.receiver, None)
+                elif len(self._without) < MAX_VARIABLES:
+                    self._without.setdefault(call.receiver, call)
+
+    def _judge_parameters(self, window: Window, failures: _Failures) -> None:
+        updates = calls_of(window, UPDATE)
+        if not updates:
+            return
+        for name, cycles in self._idle.items():
+            if cycles >= ENOUGH_UPDATES and name not in self._written and self._flags.get(name, 0) & _FILLED:
+                failures.setdefault((UPDATES_ITS_PARAMETER, updates[-1].seq), []).append(name)
+        if not self._without:
+            return
+        for change, positions in window.change_groups:
+            if change.kind != "parameter" or change.attribute != "grad" or change.after != "none":
+                continue
+            call = window.by_seq.get(change.call)
+            if call is None or call.levels[-1] != BACKWARD or value_of(change.context, "held") == "none":
+                continue
+            for name in window.variables_at(positions):
+                if name.rpartition(".")[0] in self._without and name not in self._filled:
+                    failures.setdefault((WITH_GRADIENTS_ON, updates[-1].seq), []).append(name)
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == FLOW
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand.of_calls(LOAD)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
+
+
+_Failures = dict[tuple[Property, int], list[str]]
+"""The parameters for which a property failed at a call."""
+
+
+def _occasion(window: Window, prop: Property, seq: int, names: tuple[str, ...], site: str = "") -> Occasion:
+    context = context_of((), window.stage)
+    return Occasion(Subject(GRAD, FLOW), context, *outcome_of(prop, False), seq, names, site=site)
