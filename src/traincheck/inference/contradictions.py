@@ -1,4 +1,4 @@
-"""Find the rules of packs that accepted runs of a program break."""
+"""Find the rules of packs and built-in rules that accepted runs of a program break."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from traincheck.invariants.book import Book
 from traincheck.vocab.invariant import PIPELINE, Invariant
 
 
-def with_contradictions(book: Book, packs: Iterable[Invariant], tallies: Sequence[Tally]) -> Book:
-    """`book` with each rule of `packs` that a run in `tallies` breaks, muted for the programs of these runs.
+def with_contradictions(book: Book, general: Iterable[Invariant], tallies: Sequence[Tally]) -> Book:
+    """`book` with each rule of `general` that a run in `tallies` breaks, muted for the programs of these runs.
 
     A mute holds wherever books are merged, so these programs are checked without the rule. Other programs still are.
     """
     known = {rule.id for rule in book.invariants}
-    muted = (_muted(rule, tallies) for rule in packs if rule.id not in known and not rule.mute)
+    muted = (_muted(rule, tallies) for rule in general if rule.id not in known and not rule.mute)
     return Book((*book.invariants, *(rule for rule in muted if rule is not None)), book.runs)
 
 

@@ -14,7 +14,10 @@ from traincheck.vocab.builtin_rules import (
     FLOW_OF_GRADIENTS,
     GRAD,
     IDLE,
+    IN_MODE_AROUND,
+    IN_TRAINING_MODE,
     MEMORY,
+    MODE,
     NOT_ALL_ZERO,
     NOT_ZERO_FOR_LONG,
     SAME_COPIES,
@@ -33,8 +36,7 @@ RELATION = "Periodic"
 
 
 def of_training() -> tuple[Invariant, ...]:
-    """The rules about gradients that are always zero, the way of gradients to an update, unwritten memory, and copies on
-    devices."""
+    """The rules about gradients and their way to an update, the mode of models, unwritten memory, and copies."""
     flow = Subject(GRAD, FLOW)
     zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
     return (
@@ -43,6 +45,7 @@ def of_training() -> tuple[Invariant, ...]:
         _rule(idle, USED, ERROR),
         _rule(unused, USED, NOTICE),
         *(_rule(flow, prop, ERROR) for prop in FLOW_OF_GRADIENTS),
+        *(_rule(Subject(prop.object, MODE), prop, ERROR) for prop in (IN_TRAINING_MODE, IN_MODE_AROUND)),
         _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
         _rule(Subject(COPIES, DEVICES), SAME_COPIES, ERROR),
     )
@@ -50,7 +53,7 @@ def of_training() -> tuple[Invariant, ...]:
 
 def is_always_deployed(rule: Invariant) -> bool:
     """Whether a rule is deployed without a request. Such a rule is reported only if it is violated."""
-    return rule.subject.grain in (STRETCH, USE, FLOW, FIRST_USE, DEVICES) and not rule.support.runs
+    return rule.subject.grain in (STRETCH, USE, FLOW, MODE, FIRST_USE, DEVICES) and not rule.support.runs
 
 
 def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:

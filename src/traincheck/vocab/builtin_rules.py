@@ -2,18 +2,18 @@
 
 TrainCheck deploys them with any other rules before the program starts. So they are declared here, without the relations
 that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/unused_gradients.py`,
-`relations/periodic/gradient_use.py`,
+`relations/periodic/gradient_use.py`, `relations/periodic/training_mode.py`,
 `relations/periodic/uninitialized.py`, `relations/periodic/device_copies.py`).
 """
 
 from __future__ import annotations
 
 from traincheck.vocab.occasion import Property, Subject
-from traincheck.vocab.properties import ARE_USED, COPIES_AGREE, IS_NOT_ZERO, IS_WRITTEN
+from traincheck.vocab.properties import ARE_USED, COPIES_AGREE, IS_NOT_ZERO, IS_WRITTEN, RUNS_IN
 
-STRETCH, USE, FLOW, FIRST_USE, DEVICES = "stretch", "use", "flow", "first use", "devices"
+STRETCH, USE, FLOW, MODE, FIRST_USE, DEVICES = "stretch", "use", "flow", "mode", "first use", "devices"
 """The grains of the rules: consecutive steps, the use of gradients in a run, the way of each gradient to an update, the
-first call of a model, and the devices of one process."""
+mode of a model that is trained, the first call of a model, and the devices of one process."""
 
 GRAD = "parameter.grad"
 RUN, UNUSED_GRADIENTS, IDLE_OPTIMIZER = "run", "unused_gradients", "idle_optimizer"
@@ -32,6 +32,8 @@ CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
 UPDATES_ITS_PARAMETER = Property(ARE_USED, GRAD, "to update their parameters")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
+IN_TRAINING_MODE = Property(RUNS_IN, "torch.nn.Module.forward", "training mode")
+IN_MODE_AROUND = Property(RUNS_IN, "torch.nn.Module.forward", "the mode of the module around it")
 FLOW_OF_GRADIENTS = (
     USED_BEFORE_CLEARED,
     CLIPPED_LAST,
@@ -60,6 +62,10 @@ def sentence_of(subject: Subject, prop: Property) -> str:
         return "a parameter whose memory to_empty() allocated is initialised or loaded before the model is called"
     if prop == SAME_COPIES:
         return "all devices that hold a copy of a replicated array hold the same values"
+    if prop == IN_TRAINING_MODE:
+        return "a model that an optimizer updates runs in training mode"
+    if prop == IN_MODE_AROUND:
+        return "a layer that a module makes in its forward is in evaluation mode if the module is"
     if prop in _FLOW_SENTENCES:
         return _FLOW_SENTENCES[prop]
     if subject.api == IDLE:

@@ -13,7 +13,7 @@ DIAGNOSIS = Diagnosis(
     "call sees no gradients, or a backward pass adds to them after it.",
     advice=(
         "Call clipping after the last backward pass of an update, and in front of step().",
-        "Pass model.parameters() anew in each step: a generator that was read once is empty.",
+        "Call model.parameters() again in each step: a generator that was read once is empty.",
         "If your code clips itself, check the factor: it is the smaller of 1 and limit / norm.",
     ),
     explains=(

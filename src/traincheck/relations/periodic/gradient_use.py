@@ -12,9 +12,10 @@ cleared. A gradient that leaves this path is lost, in any program:
 Note [What is meant so]
 Gradients of an attack on the inputs are meant to be lost: the model was called on a leaf that requires a gradient, so
 its backward is left out. A scaler that skips an update uses gradients as well. A program may compute gradients once to
-look at them (a warm-up, an estimate of importance), so a gradient is lost if it happens in two cycles from update to
-update in a row. Parameters that were loaded may be meant to stay, although nobody said so. So the last two rules are
-judged only in programs that load no model, and a parameter counts after two updates.
+look at them (a warm-up, an estimate of importance), so a gradient is lost only if it happens in two cycles from update
+to update. Parameters that were loaded may be meant to stay, although nobody said so. So the last two rules leave out
+models that load a state, and a parameter counts after two updates. Of several ranks, each may update a part of the
+parameters and send it to the others, so the fourth rule needs a single rank.
 
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 They are judged if other rules need gradients.
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import BACKWARD, UPDATE, Part, calls_of, in_order, number
+from traincheck.relations.parts import BACKWARD, UPDATE, Part, calls_of, in_order, named, number
 from traincheck.vocab.builtin_rules import (
     CLIPPED_LAST,
     FLOW,
@@ -44,6 +45,7 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 CLIPPING = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
 SCALER = "torch.amp.GradScaler.step"
 LOAD = "torch.nn.Module.load_state_dict"
+RANKS = "run.ranks"
 
 ENOUGH_UPDATES = 2
 """Updates after which a parameter is judged that none of them has changed."""
@@ -59,7 +61,8 @@ class GradientUse(Part):
     """See the module."""
 
     def __init__(self) -> None:
-        self._loads = False
+        self._loaded: set[str] = set()  # models that load a state; their parameters may be meant to stay
+        self._of_several = False  # whether other ranks may update a parameter and send it
         self._reported: set[tuple[Property, str]] = set()
         self._begin()
 
@@ -67,6 +70,7 @@ class GradientUse(Part):
         self._flags: dict[str, int] = {}
         self._updates = 0
         self._lost_in: dict[str, int] = {}  # by parameter: the number of updates when its gradient was lost
+        self._used: set[str] = set()  # those of them that an update has used since
         self._idle: dict[str, int] = {}  # parameters without optimizer: the cycles in which they got a gradient
         self._last_idle: dict[str, int] = {}
         self._filled: set[str] = set()  # parameters that ever got a gradient
@@ -80,13 +84,16 @@ class GradientUse(Part):
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each gradient that leaves its path, once for each parameter."""
-        self._loads = self._loads or any(call.levels[-1] == LOAD for call in window.calls)
+        self._loaded.update(call.receiver for call in window.calls if call.levels[-1] == LOAD)
+        self._of_several = self._of_several or any(
+            named(reading) == RANKS and reading.value != 1 for reading in window.readings
+        )
         failures: dict[tuple[Property, int], list[str]] = {}
         self._note_modules(window)
         for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
             self._follow(window, change, window.variables_at(positions), failures)
         yield from self._judge_clipping(window)
-        if window.stage == TRAIN and not self._loads and self._updates >= ENOUGH_UPDATES:
+        if window.stage == TRAIN and self._updates >= ENOUGH_UPDATES:
             self._judge_parameters(window, failures)
         for (prop, seq), names in failures.items():
             new = tuple(name for name in names if (prop, name) not in self._reported)
@@ -103,6 +110,10 @@ class GradientUse(Part):
         api = call.levels[-1] if call is not None else ""
         if change.attribute == "data":
             self._follow_data(change, api, names, failures)
+        elif call is not None and _is_inside(call, UPDATE, window):
+            self._flags.update(dict.fromkeys(names, 0))  # a closure of the update, which uses all of its gradients
+        elif call is not None and _is_inside(call, BACKWARD, window):
+            return  # checkpointing computes a part again; the changes around the whole backward count
         elif api == BACKWARD and call is not None:
             if change.changed and change.after == "some" and value_of(call.result, "leaf_input") is not True:
                 self._fill(change, names, failures)
@@ -140,11 +151,14 @@ class GradientUse(Part):
             self._flags[name] = 0
 
     def _note_loss(self, name: str, flags: int, change: Change, failures: _Failures) -> None:
-        """Note a gradient that is gone; it is lost if no update has used it, in two cycles in a row."""
+        """Note a gradient that is gone. It is lost if no update used it, in two cycles in a row or without an update
+        between two such cycles."""
         if flags & _FILLED and not flags & _USED:
-            if self._lost_in.get(name) == self._updates - 1:
+            last = self._lost_in.get(name)
+            if last is not None and (last == self._updates - 1 or (last < self._updates and name not in self._used)):
                 failures.setdefault((USED_BEFORE_CLEARED, max(change.call, 0) or change.seq), []).append(name)
             self._lost_in[name] = self._updates
+            self._used.discard(name)
 
     def _follow_data(self, change: Change, api: str, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         is_use = api == UPDATE and value_of(change.context, "held") == "this"
@@ -155,6 +169,8 @@ class GradientUse(Part):
             if is_use and flags & _ADDED:
                 failures.setdefault((CLIPPED_LAST, change.call), []).append(name)
             self._flags[name] = (flags | _USED) & ~(_CLIPPED | _ADDED)
+            if name in self._lost_in:
+                self._used.add(name)
             if change.changed:
                 self._written.add(name)
 
@@ -180,7 +196,7 @@ class GradientUse(Part):
     # -- parameters ------------------------------------------------------------------------------------------------
 
     def _note_modules(self, window: Window) -> None:
-        if window.stage != TRAIN or self._loads:
+        if window.stage != TRAIN:
             return
         for call in window.calls:
             if call.kind == MODULE and call.receiver not in self._with_gradients:
@@ -194,8 +210,8 @@ class GradientUse(Part):
         updates = calls_of(window, UPDATE)
         if not updates:
             return
-        for name, cycles in self._idle.items():
-            if cycles >= ENOUGH_UPDATES and name not in self._written and self._flags.get(name, 0) & _FILLED:
+        for name, cycles in ({} if self._of_several else self._idle).items():
+            if cycles >= ENOUGH_UPDATES and name not in self._written and self._is_new(name):
                 failures.setdefault((UPDATES_ITS_PARAMETER, updates[-1].seq), []).append(name)
         if not self._without:
             return
@@ -206,8 +222,12 @@ class GradientUse(Part):
             if call is None or call.levels[-1] != BACKWARD or value_of(change.context, "held") == "none":
                 continue
             for name in window.variables_at(positions):
-                if name.rpartition(".")[0] in self._without and name not in self._filled:
+                if name.rpartition(".")[0] in self._without and name not in self._filled and self._is_new(name):
                     failures.setdefault((WITH_GRADIENTS_ON, updates[-1].seq), []).append(name)
+
+    def _is_new(self, parameter: str) -> bool:
+        """Whether no state was loaded into the model of a parameter."""
+        return not self._loaded or not ({"", parameter.partition(".")[0]} & self._loaded)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -215,11 +235,15 @@ class GradientUse(Part):
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(LOAD)
+        return Demand.of_calls(LOAD) | Demand.of_readings(RANKS)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return sentence_of(subject, prop)
+
+
+def _is_inside(call: Call, api: str, window: Window) -> bool:
+    return any(around.levels[-1] == api for around in window.ancestors(call))
 
 
 _Failures = dict[tuple[Property, int], list[str]]
@@ -228,4 +252,13 @@ _Failures = dict[tuple[Property, int], list[str]]
 
 def _occasion(window: Window, prop: Property, seq: int, names: tuple[str, ...], site: str = "") -> Occasion:
     context = context_of((), window.stage)
-    return Occasion(Subject(GRAD, FLOW), context, *outcome_of(prop, False), seq, names, site=site)
+    return Occasion(Subject(GRAD, FLOW), context, *outcome_of(prop, False), seq, names, site=site, note=_NOTES[prop])
+
+
+_NOTES = {
+    USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
+    CLIPPED_LAST: "a backward added to these gradients after they were clipped",
+    SEEN_BY_CLIPPING: "clipping saw a norm of zero, and the next update used gradients that are not zero",
+    UPDATES_ITS_PARAMETER: "these parameters got a gradient in each step, and no optimizer holds them",
+    WITH_GRADIENTS_ON: "an optimizer holds these parameters, and their modules were called with gradients off",
+}

@@ -3,8 +3,8 @@
 Source: OSDI '25, section 3.2. Its parts:
 * what every step should do (parameter_updates.py and backward_before_step.py);
 * gradients that are always zero or never used (zero_gradients.py and unused_gradients.py), the way of each gradient to
-  an update (gradient_use.py), and memory that nothing wrote (uninitialized.py; here, so that the rules which are always
-  deployed need one relation);
+  an update (gradient_use.py), the mode of a model that is trained (training_mode.py), and memory that nothing wrote
+  (uninitialized.py; here, so that the rules which are always deployed need one relation);
 * copies of an array on several devices (device_copies.py);
 * counters (counters.py) and regular changes (update_intervals.py);
 * passes over data and the end of a schedule (run_totals.py), and whether the two fit together (schedule_length.py).
@@ -24,6 +24,7 @@ from traincheck.relations.periodic.gradient_use import GradientUse
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
 from traincheck.relations.periodic.schedule_length import ScheduleLength
+from traincheck.relations.periodic.training_mode import TrainingMode
 from traincheck.relations.periodic.uninitialized import Uninitialized
 from traincheck.relations.periodic.unused_gradients import UnusedGradients
 from traincheck.relations.periodic.update_intervals import UpdateIntervals
@@ -40,6 +41,7 @@ class Periodic(Composite):
         ZeroGradients,
         UnusedGradients,
         GradientUse,
+        TrainingMode,
         Uninitialized,
         DeviceCopies,
         Counters,

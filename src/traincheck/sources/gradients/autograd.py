@@ -138,6 +138,8 @@ class AutogradSource:
             within=self._call_context.within,
         )
         loss = facts(scaled=is_scaled(*args, **kwargs)) if self._values else ()
+        if self._gradients.has_leaf_input:
+            loss, self._gradients.has_leaf_input = merged(loss, leaf_input=True), False
         opened = self._enter(BACKWARD, context, snapshot, args, kwargs, loss)
         self._graphs.describe(args[0] if args else kwargs.get("tensors"), opened.call.seq)
         return opened

@@ -195,6 +195,7 @@ class ModuleSource:
             if forms.should_read(model, learns=learns):
                 forms.read(call.seq, model, args, keywords_of_call(recorder), learns=learns)
         if outermost:
+            self._gradients.note_inputs(args if learns else ())
             measures = self._measures_outputs and learns and training and recorder.steps.step in MEASURED_STEPS
             self._measured = model if measures else ""
         if of_class.reads_buffers and module._buffers:

@@ -1,0 +1,270 @@
+"""Each gradient reaches an update as it is: the built-in rules about its way, on real trainings."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import traincheck
+from traincheck.reporting.json_report import read_json
+from traincheck.vocab.invariant import ERROR
+
+LOST = "gradients-lost"
+NOT_CLIPPED = "clipping-has-no-effect"
+NEVER_UPDATED = "parameters-never-updated"
+FLOW_STOPS = "gradient-flow-stops"
+IN_EVALUATION = "training-in-evaluation-mode"
+ACTIVE_DROPOUT = "dropout-active-in-evaluation"
+"""Diagnoses."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.drop = nn.Linear(6, 8), nn.Linear(8, 3), nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.body(x).relu()))
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    return F.cross_entropy(model(torch.randn(9, 6)), torch.arange(9) % 3)
+
+
+def clipped(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+def plain() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        clipped(model)
+        optimizer.step()
+
+
+def accumulated(*, clears_each: bool = False, clips_each: bool = False) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(12):
+        if clears_each:
+            optimizer.zero_grad()
+        loss_of(model).backward()
+        if clips_each:
+            clipped(model)
+        if number % 2:
+            clipped(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def cleared_at_each_micro_batch() -> None:
+    accumulated(clears_each=True)
+
+
+def clipped_at_each_micro_batch() -> None:
+    accumulated(clips_each=True)
+
+
+def stepped_now_and_then() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(12):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        if not number % 3:
+            optimizer.step()
+
+
+def clipped_before_the_backward() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        clipped(model)
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def clipped_without_parameters() -> None:
+    model = Net()
+    parameters: Iterator[nn.Parameter] = model.parameters()
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        nn.utils.clip_grad_norm_(parameters, 0.01)
+        optimizer.step()
+
+
+def two_networks(*, steps_critic: bool = True) -> None:
+    """Each backward of the first also fills gradients of the second, which clears them."""
+    maker, critic = nn.Linear(6, 6), Net()
+    of_maker = torch.optim.SGD(maker.parameters(), lr=0.1)
+    of_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for _ in range(6):
+        of_maker.zero_grad()
+        F.cross_entropy(critic(maker(torch.randn(9, 6))), torch.arange(9) % 3).backward()
+        of_maker.step()
+        of_critic.zero_grad()
+        loss_of(critic).backward()
+        if steps_critic:
+            of_critic.step()
+
+
+def second_optimizer_never_steps() -> None:
+    two_networks(steps_critic=False)
+
+
+def attacked() -> None:
+    """Gradients of an attack are not for an update."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        x = torch.randn(9, 6, requires_grad=True)
+        F.cross_entropy(model(x), torch.arange(9) % 3).backward()
+        assert x.grad is not None
+        optimizer.zero_grad()
+        F.cross_entropy(model((x + x.grad.sign() * 0.1).detach()), torch.arange(9) % 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def with_closures() -> None:
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        optimizer.step(closure)
+
+
+def warmed_up() -> None:
+    """Gradients that a program looks at before it trains."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        loss_of(model).backward()
+        optimizer.zero_grad()
+    for _ in range(5):
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class NoGradientsInBody(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            hidden = self.body(x)
+        return self.head(self.drop(hidden.relu()))
+
+
+def trained_in_part(*, loaded: bool = False, without_gradients: bool = False) -> None:
+    model = NoGradientsInBody() if without_gradients else Net()
+    if loaded:
+        model.load_state_dict(Net().state_dict())
+    optimizer = torch.optim.SGD((model if without_gradients else model.head).parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def a_loaded_body_is_not_trained() -> None:
+    trained_in_part(loaded=True)
+
+
+def a_body_runs_without_gradients() -> None:
+    trained_in_part(without_gradients=True)
+
+
+def trained_in_evaluation_mode(*, head_trains: bool = False) -> None:
+    model = Net().eval()
+    model.drop.train(head_trains)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def trained_with_a_part_in_training_mode() -> None:
+    trained_in_evaluation_mode(head_trains=True)
+
+
+class Maker(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(nn.Dropout(0.2)(self.body(x).relu()))
+
+
+def made_in_its_forward() -> None:
+    model = Maker()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            loss_of(model)
+        model.train()
+
+
+def found(folder: Path, program: Callable[[], None]) -> set[str]:
+    """The diagnoses of a program that is checked against the shipped packs."""
+    torch.manual_seed(0)
+    gc.collect()
+    gc.freeze()  # TrainCheck looks for existing modules: those of other tests would take their names
+    with traincheck.checked(folder / "run", packs="shipped"):
+        program()
+    report = read_json(folder / "run" / "report.json")
+    return {finding.identity for finding in report.findings if finding.severity == ERROR}
+
+
+@pytest.mark.parametrize(
+    ("program", "diagnosis"),
+    [
+        (cleared_at_each_micro_batch, LOST),
+        (stepped_now_and_then, LOST),
+        (second_optimizer_never_steps, LOST),
+        (clipped_at_each_micro_batch, NOT_CLIPPED),
+        (clipped_before_the_backward, NOT_CLIPPED),
+        (clipped_without_parameters, NOT_CLIPPED),
+        (trained_in_part, NEVER_UPDATED),
+        (a_body_runs_without_gradients, FLOW_STOPS),
+        (trained_in_evaluation_mode, IN_EVALUATION),
+        (made_in_its_forward, ACTIVE_DROPOUT),
+    ],
+)
+def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[[], None], diagnosis: str) -> None:
+    assert diagnosis in found(tmp_path, program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        plain,
+        accumulated,
+        two_networks,
+        attacked,
+        with_closures,
+        warmed_up,
+        a_loaded_body_is_not_trained,
+        trained_with_a_part_in_training_mode,
+    ],
+)
+def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:
+    assert not found(tmp_path, program)
