@@ -6,6 +6,8 @@ if they are violated. (Those about steps that are executed again are in relation
 
 from __future__ import annotations
 
+import functools
+
 from traincheck.vocab.builtin_rules import (
     COPIES,
     DEVICES,
@@ -21,10 +23,14 @@ from traincheck.vocab.builtin_rules import (
     NOT_ALL_ZERO,
     NOT_ZERO_FOR_LONG,
     SAME_COPIES,
+    SCORES,
+    SHUFFLED,
+    SHUFFLES,
     STRETCH,
     UNUSED,
     USE,
     USED,
+    WITH_LOGITS,
     WRITTEN,
     sentence_of,
 )
@@ -32,7 +38,7 @@ from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
 from traincheck.vocab.occasion import Property, Subject
 
 RELATION = "Periodic"
-"""The relation that judges them."""
+"""The relation that judges most of them."""
 
 
 def of_training() -> tuple[Invariant, ...]:
@@ -46,6 +52,8 @@ def of_training() -> tuple[Invariant, ...]:
         _rule(unused, USED, NOTICE),
         *(_rule(flow, prop, ERROR) for prop in FLOW_OF_GRADIENTS),
         *(_rule(Subject(prop.object, MODE), prop, ERROR) for prop in (IN_TRAINING_MODE, IN_MODE_AROUND)),
+        _rule(Subject(SHUFFLES.object, SHUFFLED), SHUFFLES, ERROR),
+        _rule(Subject(WITH_LOGITS, "argument"), SCORES, ERROR, "APIArg"),
         _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
         _rule(Subject(COPIES, DEVICES), SAME_COPIES, ERROR),
     )
@@ -53,8 +61,13 @@ def of_training() -> tuple[Invariant, ...]:
 
 def is_always_deployed(rule: Invariant) -> bool:
     """Whether a rule is deployed without a request. Such a rule is reported only if it is violated."""
-    return rule.subject.grain in (STRETCH, USE, FLOW, MODE, FIRST_USE, DEVICES) and not rule.support.runs
+    return rule.id in _ids() and not rule.support.runs
 
 
-def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:
-    return builtin_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))
+@functools.cache
+def _ids() -> frozenset[str]:
+    return frozenset(rule.id for rule in of_training())
+
+
+def _rule(subject: Subject, prop: Property, severity: str, relation: str = RELATION) -> Invariant:
+    return builtin_rule(relation, subject, prop, severity, sentence_of(subject, prop))

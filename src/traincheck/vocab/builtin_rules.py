@@ -9,7 +9,15 @@ that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/unu
 from __future__ import annotations
 
 from traincheck.vocab.occasion import Property, Subject
-from traincheck.vocab.properties import ARE_USED, COPIES_AGREE, IS_NOT_ZERO, IS_WRITTEN, RUNS_IN
+from traincheck.vocab.properties import (
+    ARE_USED,
+    ARGUMENT_VALUES,
+    COPIES_AGREE,
+    DIFFERS_BETWEEN_PASSES,
+    IS_NOT_ZERO,
+    IS_WRITTEN,
+    RUNS_IN,
+)
 
 STRETCH, USE, FLOW, MODE, FIRST_USE, DEVICES = "stretch", "use", "flow", "mode", "first use", "devices"
 """The grains of the rules: consecutive steps, the use of gradients in a run, the way of each gradient to an update, the
@@ -32,6 +40,12 @@ CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
 UPDATES_ITS_PARAMETER = Property(ARE_USED, GRAD, "to update their parameters")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
+SHUFFLED = "shuffled pass"
+"""The grain of the rule about samplers that shuffle."""
+
+SHUFFLES = Property(DIFFERS_BETWEEN_PASSES, "loader.order", "if the sampler shuffles")
+WITH_LOGITS = "torch.nn.functional.binary_cross_entropy_with_logits"
+SCORES = Property(ARGUMENT_VALUES, "input", "no sigmoid or softmax was applied")
 IN_TRAINING_MODE = Property(RUNS_IN, "torch.nn.Module.forward", "training mode")
 IN_MODE_AROUND = Property(RUNS_IN, "torch.nn.Module.forward", "the mode of the module around it")
 FLOW_OF_GRADIENTS = (
@@ -64,6 +78,10 @@ def sentence_of(subject: Subject, prop: Property) -> str:
         return "all devices that hold a copy of a replicated array hold the same values"
     if prop == IN_TRAINING_MODE:
         return "a model that an optimizer updates runs in training mode"
+    if prop == SHUFFLES:
+        return "a sampler that shuffles draws another order for each pass over the data"
+    if prop == SCORES:
+        return "in the input of binary_cross_entropy_with_logits, no sigmoid or softmax was applied"
     if prop == IN_MODE_AROUND:
         return "a layer that a module makes in its forward is in evaluation mode if the module is"
     if prop in _FLOW_SENTENCES:

@@ -7,15 +7,21 @@ from traincheck.vocab.properties import ARGUMENT_VALUES
 
 DIAGNOSIS = Diagnosis(
     slug="unexpected-loss-input",
-    title="The loss gets another kind of input than in good runs",
-    problem="The prediction that goes into the loss is of another kind than in good runs. Rows that sum to one "
-    "are probabilities; the loss may expect scores (logits), or the other way round.",
-    advice=("Check which function you apply to the model output before the loss; cross_entropy expects raw scores.",),
+    title="The loss gets another kind of input than it expects",
+    problem="The prediction that goes into the loss is of another kind than the loss expects, or than in good runs. "
+    "Probabilities come from a sigmoid or a softmax; the loss may expect scores (logits), or the other way round.",
+    advice=(
+        "Check which function you apply to the model output before the loss: cross_entropy and "
+        "binary_cross_entropy_with_logits expect raw scores.",
+    ),
     explains=(Match(verb=ARGUMENT_VALUES),),
     priority=10,
     priority_reason="It changes how well a model learns; a broken loop matters more.",
     example="""\
 loss = F.cross_entropy(model(x).softmax(dim=-1), labels)  # expects logits
 """,
-    former_titles=("The loss is given what it does not expect",),
+    former_titles=(
+        "The loss is given what it does not expect",
+        "The loss gets another kind of input than in good runs",
+    ),
 )

@@ -14,6 +14,10 @@ Note [Looks at the data]
 A program may look at a few batches before it trains: to print a shape, to show images. After the first update, such a
 look no longer counts as a pass that was left. A look never shows in which order a pass goes through the data. Only
 passes with updates between the first and the last fetch do.
+
+Note [Samplers that shuffle]
+A pass in a fixed order may be intended, but not with a sampler that was built to shuffle: `set_epoch` is missing, or a
+generator gets the same seed for each pass. This rule is built in (builtin_rules.py).
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from dataclasses import dataclass
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import ITER, NEXT, SCHEDULE, UPDATE, calls_of, named, number, outermost
+from traincheck.vocab.builtin_rules import SHUFFLED, SHUFFLES, sentence_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, END, EVAL, LIVE, NO_CALL, Call, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
@@ -30,13 +35,19 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import DIFFERS_BETWEEN_PASSES, REACHES, STAYS_WITHIN
 
 PASS, HORIZON, RUN = "pass", "horizon", "run"
-BATCHES, ORDER, LENGTH = "loader.batches", "loader.order", "loader.length"
+BATCHES, ORDER, LENGTH, SAMPLER = "loader.batches", "loader.order", "loader.length", "loader.sampler"
+SHUFFLING = ("(shuffle=True)", "RandomSampler")
+"""Ends of descriptions of samplers that draw an order."""
+
 EPOCH, TOTAL, SCHEDULED_LR, STEPS = "scheduler.last_epoch", "scheduler.total", "scheduler.lr", "run.steps"
 CLOSING = (SCHEDULE, "torch.save")
 """Calls that, like an evaluation, belong to the end of a pass in programs that work in passes."""
 
 ESTABLISHED = 2
 """Completed passes before the next one is expected to be complete: one may be chance, and runs have few."""
+
+ENOUGH_BATCHES = 5
+"""A pass with fewer may have the same order twice by chance."""
 
 MAX_LOADERS = 64
 """Programs that build a loader for each epoch have many. Only the latest continue."""
@@ -48,6 +59,7 @@ class _Loader:
 
     length: float | None = None
     order: FactValue = None
+    shuffles: bool = False  # whether its sampler was built to draw another order for each pass
     whole: int = 0
     cut: bool = False
     looked: bool = False  # left before any update
@@ -80,6 +92,9 @@ class LoaderPasses:
         """Yield up to two occasions when a pass ends: its batches and its order."""
         if window.stage == EVAL:
             self._closed()
+        for reading in window.readings:
+            if named(reading) == SAMPLER:
+                self._loader(reading.variable).shuffles = str(reading.value).endswith(SHUFFLING)
         for event in _in_order(window):
             if isinstance(event, Call):
                 if event.levels[-1] == UPDATE:
@@ -135,6 +150,8 @@ class LoaderPasses:
                 reading.call,
                 (reading.variable,),
             )
+            if loader.shuffles and old == reading.value and (loader.length or 0) >= ENOUGH_BATCHES:
+                yield _occasion(Subject(ORDER, SHUFFLED), SHUFFLES, False, (), reading.call, (reading.variable,))
 
     def _ends(self, reading: Reading, window: Window) -> Iterator[Occasion]:
         loader, batches = self._loader(reading.variable), number(reading.value)
@@ -162,19 +179,23 @@ class LoaderPasses:
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
-        return subject.grain == PASS
+        return subject.grain in (PASS, SHUFFLED)
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
+        if subject.grain == SHUFFLED:
+            return Demand.of_calls(UPDATE, ITER, NEXT) | Demand.of_readings(ORDER, SAMPLER, LENGTH)
         # A source reports a pass at the fetch that ends it.
         return Demand.of_calls(UPDATE, ITER, NEXT, *CLOSING) | Demand.of_readings(BATCHES, ORDER, LENGTH)
 
     @staticmethod
     def is_optional_practice(prop: Property) -> bool:
-        return prop.verb == DIFFERS_BETWEEN_PASSES  # a fixed order may be intended
+        return prop.verb == DIFFERS_BETWEEN_PASSES and prop != SHUFFLES  # a fixed order may be intended
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
+        if prop == SHUFFLES:
+            return sentence_of(subject, prop)
         if prop.verb == DIFFERS_BETWEEN_PASSES:
             return "each pass over a loader in which parameters are updated has its batches in another order"
         return "a loader that was read to its end in every pass so far is read to its end in the next as well"

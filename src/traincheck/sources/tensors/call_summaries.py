@@ -256,6 +256,10 @@ class CallSummaries(RecorderListener):
                 readable_memory(tensor) if self._storages.is_initialized(tensor) else None for _, tensor in tensors
             ]
             readings = _measure(memory, request)
+            if request.rows:
+                readings = [
+                    _with_origin(reading, tensor) for reading, (_, tensor) in zip(readings, tensors, strict=True)
+                ]
             return [
                 _Argument(index, weakref.ref(tensor), memory[index] is not None, version_of(tensor), readings[index])
                 for index, (_, tensor) in enumerate(tensors)
@@ -373,6 +377,49 @@ def _measure(memory: Sequence[torch.Tensor | None], request: ValueRequest) -> li
         TensorReading(None if dense is None else next(digests), facts)
         for dense, facts in zip(memory, facts_by_tensor, strict=True)
     ]
+
+
+def _with_origin(reading: TensorReading, tensor: torch.Tensor) -> TensorReading:
+    """The reading, with the fact `squashed` for a tensor that autograd follows."""
+    if tensor.grad_fn is None:
+        return reading
+    squashed, facts = is_squashed(tensor), reading.facts
+    if isinstance(facts, DeferredValue):
+        interpret = facts.interpret
+        return reading._replace(
+            facts=facts._replace(interpret=lambda *numbers: {**interpret(*numbers), "squashed": squashed})
+        )
+    return reading._replace(facts={**facts, "squashed": squashed} if facts else facts)
+
+
+def is_squashed(tensor: torch.Tensor) -> bool:
+    """Whether a sigmoid or a softmax computed the tensor. Views and conversions behind it do not matter."""
+    node = tensor.grad_fn
+    for _ in range(_MAX_VIEWS):
+        if node is None or not node.name().startswith(_VIEWS):
+            break
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node is not None and node.name() in _SQUASHING
+
+
+_SQUASHING = ("SigmoidBackward0", "SoftmaxBackward0")
+_VIEWS = (
+    "AliasBackward",
+    "CloneBackward",
+    "ExpandBackward",
+    "IndexBackward",
+    "PermuteBackward",
+    "ReshapeAliasBackward",
+    "SelectBackward",
+    "SliceBackward",
+    "SqueezeBackward",
+    "ToCopyBackward",
+    "TransposeBackward",
+    "UnsafeViewBackward",
+    "UnsqueezeBackward",
+    "ViewBackward",
+)
+_MAX_VIEWS = 8
 
 
 def _argument_changes(before: list[_Argument]) -> list[tuple[int, TensorReading]]:

@@ -1,4 +1,4 @@
-"""Each gradient reaches an update as it is: the built-in rules about its way, on real trainings."""
+"""Built-in rules need no good run: real trainings with an error, and such that look like it and mean it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import traincheck
 from traincheck.reporting.json_report import read_json
@@ -21,6 +22,8 @@ NEVER_UPDATED = "parameters-never-updated"
 FLOW_STOPS = "gradient-flow-stops"
 IN_EVALUATION = "training-in-evaluation-mode"
 ACTIVE_DROPOUT = "dropout-active-in-evaluation"
+LOSS_INPUT = "unexpected-loss-input"
+SAME_ORDER = "same-order-every-epoch"
 """Diagnoses."""
 
 
@@ -223,6 +226,40 @@ def made_in_its_forward() -> None:
         model.train()
 
 
+def squashed_scores(*, squashes: bool = True) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        scores = model(torch.randn(9, 6))
+        scores = torch.sigmoid(scores).view(-1) if squashes else scores.view(-1)
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(scores, (torch.arange(27) % 2).float()).backward()
+        optimizer.step()
+
+
+def plain_scores() -> None:
+    squashed_scores(squashes=False)
+
+
+def same_order_each_pass(*, sets_epoch: bool = False) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(40, 6), torch.arange(40) % 3)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    for epoch in range(3):
+        if sets_epoch:
+            sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def another_order_each_pass() -> None:
+    same_order_each_pass(sets_epoch=True)
+
+
 def found(folder: Path, program: Callable[[], None]) -> set[str]:
     """The diagnoses of a program that is checked against the shipped packs."""
     torch.manual_seed(0)
@@ -247,6 +284,8 @@ def found(folder: Path, program: Callable[[], None]) -> set[str]:
         (a_body_runs_without_gradients, FLOW_STOPS),
         (trained_in_evaluation_mode, IN_EVALUATION),
         (made_in_its_forward, ACTIVE_DROPOUT),
+        (squashed_scores, LOSS_INPUT),
+        (same_order_each_pass, SAME_ORDER),
     ],
 )
 def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[[], None], diagnosis: str) -> None:
@@ -264,6 +303,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         warmed_up,
         a_loaded_body_is_not_trained,
         trained_with_a_part_in_training_mode,
+        plain_scores,
+        another_order_each_pass,
     ],
 )
 def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:
