@@ -24,6 +24,7 @@ IN_EVALUATION = "training-in-evaluation-mode"
 ACTIVE_DROPOUT = "dropout-active-in-evaluation"
 LOSS_INPUT = "unexpected-loss-input"
 SAME_ORDER = "same-order-every-epoch"
+NO_EFFECT = "flag-without-effect"
 """Diagnoses."""
 
 
@@ -260,6 +261,30 @@ def another_order_each_pass() -> None:
     same_order_each_pass(sets_epoch=True)
 
 
+def frozen_in_vain(*, misspells: bool = False, freezes: bool = False) -> None:
+    model = Net()
+    for parameter in model.body.parameters():
+        if freezes:
+            parameter.requires_grad = False
+        elif misspells:
+            parameter.require_grad = False  # type: ignore[attr-defined]
+    if not misspells and not freezes:
+        model.body.requires_grad = False  # type: ignore[assignment]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def frozen_by_a_misspelled_flag() -> None:
+    frozen_in_vain(misspells=True)
+
+
+def frozen() -> None:
+    frozen_in_vain(freezes=True)
+
+
 def found(folder: Path, program: Callable[[], None]) -> set[str]:
     """The diagnoses of a program that is checked against the shipped packs."""
     torch.manual_seed(0)
@@ -286,6 +311,8 @@ def found(folder: Path, program: Callable[[], None]) -> set[str]:
         (made_in_its_forward, ACTIVE_DROPOUT),
         (squashed_scores, LOSS_INPUT),
         (same_order_each_pass, SAME_ORDER),
+        (frozen_in_vain, NO_EFFECT),
+        (frozen_by_a_misspelled_flag, NO_EFFECT),
     ],
 )
 def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[[], None], diagnosis: str) -> None:
@@ -305,6 +332,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         trained_with_a_part_in_training_mode,
         plain_scores,
         another_order_each_pass,
+        frozen,
     ],
 )
 def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:

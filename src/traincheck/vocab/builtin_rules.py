@@ -15,6 +15,7 @@ from traincheck.vocab.properties import (
     COPIES_AGREE,
     DIFFERS_BETWEEN_PASSES,
     IS_NOT_ZERO,
+    IS_READ,
     IS_WRITTEN,
     RUNS_IN,
 )
@@ -40,6 +41,13 @@ CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
 UPDATES_ITS_PARAMETER = Property(ARE_USED, GRAD, "to update their parameters")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
+FLAGS = "flags"
+"""The grain of the rule about flags of modules and parameters."""
+
+UNREAD_SETTINGS = "unread_settings"
+UNREAD = f"module.{UNREAD_SETTINGS}"
+UNREAD_IS_READ = Property(IS_READ, UNREAD, "by torch")
+
 SHUFFLED = "shuffled pass"
 """The grain of the rule about samplers that shuffle."""
 
@@ -78,6 +86,8 @@ def sentence_of(subject: Subject, prop: Property) -> str:
         return "all devices that hold a copy of a replicated array hold the same values"
     if prop == IN_TRAINING_MODE:
         return "a model that an optimizer updates runs in training mode"
+    if prop == UNREAD_IS_READ:
+        return "a flag that the program sets on a module or a parameter is one that torch reads"
     if prop == SHUFFLES:
         return "a sampler that shuffles draws another order for each pass over the data"
     if prop == SCORES:

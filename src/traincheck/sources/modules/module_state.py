@@ -12,17 +12,22 @@ from torch import nn
 from traincheck.sources.modules.construction import ConstructionReadings
 from traincheck.sources.modules.live_modules import class_of_model, has_parameters, plain_name, wrapped_model
 from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.unread_settings import unread_settings
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes, shape_of
+from traincheck.vocab.builtin_rules import UNREAD_SETTINGS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
 
 KIND = "module"
 TRAINING, PARAMETERS, CLASS, INPUT = "training", "parameters", "class", "input"
+
+LOOKS = (1, 4, 16)
+"""The calls of a model at which flags are looked for that nothing reads: some programs set them in their loop."""
 
 _CONTEXT = facts(kind=KIND)
 
@@ -32,17 +37,20 @@ _traced = torch._C._get_tracing_state
 class _Tree:
     """An outermost module with the training flags of all its modules at the last reading."""
 
-    __slots__ = ("flags", "module", "reported")
+    __slots__ = ("calls", "flags", "module", "reported", "unread")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
         self.flags: list[bool] = []
         self.reported: dict[str, bool] = {}
+        self.calls = 0
+        self.unread: set[str] = set()
 
 
 class ModuleStateSource:
     """Reads the training flags of all modules at each call of a model. At the first call it also reads the class, the
-    parameter count and the input shape, and how modules changed since they were built (construction.py).
+    parameter count and the input shape, flags that nothing reads, and how modules changed since they were built
+    (construction.py).
 
     It reports only flags that changed since the last reading. A module without parameters (a loss) is no model. The
     source attaches after `modules`, because its readings belong to calls of that source.
@@ -61,7 +69,8 @@ class ModuleStateSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        self._attributes = [name for name in (CLASS, INPUT, PARAMETERS, TRAINING) if demand.takes_reading(KIND, name)]
+        names = (CLASS, INPUT, PARAMETERS, TRAINING, UNREAD_SETTINGS)
+        self._attributes = [name for name in names if demand.takes_reading(KIND, name)]
         if recorder.reattaching:
             self._construction.set_demand(demand)
         else:
@@ -84,6 +93,9 @@ class ModuleStateSource:
             self._forget_dead()
             tree = self._trees[id(module)] = _Tree(module)
             self._report_first_call(module, args)
+        tree.calls += 1
+        if tree.calls in LOOKS and UNREAD_SETTINGS in self._attributes:
+            self._report_unread(module, tree)
         if TRAINING in self._attributes:
             flags = _flags(module, {id(module)}, [module.training])
             if flags != tree.flags:
@@ -114,6 +126,13 @@ class ModuleStateSource:
             with hidden_from_modes():
                 sizes = [p.numel() for p in module.parameters() if not torch.nn.parameter.is_lazy(p)]
             self._report(call, name, PARAMETERS, sum(sizes))
+
+    def _report_unread(self, module: nn.Module, tree: _Tree) -> None:
+        call = self._call()
+        for variable, attribute in unread_settings(module, self._catalog.module_name(module)):
+            if variable not in tree.unread:
+                tree.unread.add(variable)
+                self._report(call, variable, UNREAD_SETTINGS, attribute)
 
     def _report_flags(self, module: nn.Module, tree: _Tree) -> None:
         outermost, call = self._catalog.module_name(module), self._call()
