@@ -235,7 +235,7 @@ class GradientUse(Part):
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(LOAD) | Demand.of_readings(RANKS)
+        return Demand.of_calls(LOAD, SCALER) | Demand.of_readings(RANKS)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
