@@ -78,6 +78,19 @@ def clipped_at_each_micro_batch() -> None:
     accumulated(clips_each=True)
 
 
+def clipped_too_early() -> None:
+    """The last micro-batch adds to gradients that were clipped."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(12):
+        if number % 2:
+            clipped(model)
+        loss_of(model).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def stepped_now_and_then() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -285,6 +298,24 @@ def frozen() -> None:
     frozen_in_vain(freezes=True)
 
 
+class PlainList(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(6, 6)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.layers[0](x))
+
+
+def layers_in_a_plain_list() -> None:
+    model = PlainList()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
 def found(folder: Path, program: Callable[[], None]) -> set[str]:
     """The diagnoses of a program that is checked against the shipped packs."""
     torch.manual_seed(0)
@@ -302,10 +333,10 @@ def found(folder: Path, program: Callable[[], None]) -> set[str]:
         (cleared_at_each_micro_batch, LOST),
         (stepped_now_and_then, LOST),
         (second_optimizer_never_steps, LOST),
-        (clipped_at_each_micro_batch, NOT_CLIPPED),
+        (clipped_too_early, NOT_CLIPPED),
         (clipped_before_the_backward, NOT_CLIPPED),
         (clipped_without_parameters, NOT_CLIPPED),
-        (trained_in_part, NEVER_UPDATED),
+        (layers_in_a_plain_list, NEVER_UPDATED),
         (a_body_runs_without_gradients, FLOW_STOPS),
         (trained_in_evaluation_mode, IN_EVALUATION),
         (made_in_its_forward, ACTIVE_DROPOUT),
@@ -329,6 +360,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         with_closures,
         warmed_up,
         a_loaded_body_is_not_trained,
+        trained_in_part,
+        clipped_at_each_micro_batch,
         trained_with_a_part_in_training_mode,
         plain_scores,
         another_order_each_pass,

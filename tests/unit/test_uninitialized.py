@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from observed_process import observing
-from traincheck.relations.periodic.uninitialized import Uninitialized
+from traincheck.relations.periodic.model_use import Uninitialized
 from traincheck.vocab.occasion import Occasion
 
 

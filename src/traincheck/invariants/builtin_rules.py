@@ -19,6 +19,7 @@ from traincheck.vocab.builtin_rules import (
     IDLE,
     IN_MODE_AROUND,
     IN_TRAINING_MODE,
+    LOGITS,
     MEMORY,
     MODE,
     NOT_ALL_ZERO,
@@ -31,6 +32,7 @@ from traincheck.vocab.builtin_rules import (
     UNREAD,
     UNREAD_IS_READ,
     UNUSED,
+    UPDATES_ITS_PARAMETER,
     USE,
     USED,
     WITH_LOGITS,
@@ -41,7 +43,7 @@ from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
 from traincheck.vocab.occasion import Property, Subject
 
 RELATION = "Periodic"
-"""The relation that judges most of them."""
+"""The relation that judges them."""
 
 
 def of_training() -> tuple[Invariant, ...]:
@@ -54,10 +56,11 @@ def of_training() -> tuple[Invariant, ...]:
         _rule(idle, USED, ERROR),
         _rule(unused, USED, NOTICE),
         *(_rule(flow, prop, ERROR) for prop in FLOW_OF_GRADIENTS),
+        _rule(flow, UPDATES_ITS_PARAMETER, NOTICE),
         *(_rule(Subject(prop.object, MODE), prop, ERROR) for prop in (IN_TRAINING_MODE, IN_MODE_AROUND)),
         _rule(Subject(SHUFFLES.object, SHUFFLED), SHUFFLES, ERROR),
         _rule(Subject(UNREAD, FLAGS), UNREAD_IS_READ, ERROR),
-        _rule(Subject(WITH_LOGITS, "argument"), SCORES, ERROR, "APIArg"),
+        _rule(Subject(WITH_LOGITS, LOGITS), SCORES, ERROR),
         _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
         _rule(Subject(COPIES, DEVICES), SAME_COPIES, ERROR),
     )
@@ -73,5 +76,5 @@ def _ids() -> frozenset[str]:
     return frozenset(rule.id for rule in of_training())
 
 
-def _rule(subject: Subject, prop: Property, severity: str, relation: str = RELATION) -> Invariant:
-    return builtin_rule(relation, subject, prop, severity, sentence_of(subject, prop))
+def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:
+    return builtin_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))

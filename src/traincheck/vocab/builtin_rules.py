@@ -1,9 +1,8 @@
 """The built-in rules about training, which no good run has to show: their subjects, properties and sentences.
 
 TrainCheck deploys them with any other rules before the program starts. So they are declared here, without the relations
-that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/unused_gradients.py`,
-`relations/periodic/gradient_use.py`, `relations/periodic/training_mode.py`,
-`relations/periodic/uninitialized.py`, `relations/periodic/device_copies.py`).
+that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/gradient_use.py`,
+`relations/periodic/model_use.py`, `relations/periodic/run_totals.py`, `relations/periodic/device_copies.py`).
 """
 
 from __future__ import annotations
@@ -39,11 +38,14 @@ USED = Property(ARE_USED, GRAD, "by an update")
 USED_BEFORE_CLEARED = Property(ARE_USED, GRAD, "before they are cleared")
 CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
+IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model")
 UPDATES_ITS_PARAMETER = Property(ARE_USED, GRAD, "to update their parameters")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
 FLAGS = "flags"
 """The grain of the rule about flags of modules and parameters."""
 
+PRETRAINED = "pretrained"
+LOADED = f"module.{PRETRAINED}"
 UNREAD_SETTINGS = "unread_settings"
 UNREAD = f"module.{UNREAD_SETTINGS}"
 UNREAD_IS_READ = Property(IS_READ, UNREAD, "by torch")
@@ -52,6 +54,9 @@ SHUFFLED = "shuffled pass"
 """The grain of the rule about samplers that shuffle."""
 
 SHUFFLES = Property(DIFFERS_BETWEEN_PASSES, "loader.order", "if the sampler shuffles")
+LOGITS = "scores"
+"""The grain of the rule about the input of a loss with logits."""
+
 WITH_LOGITS = "torch.nn.functional.binary_cross_entropy_with_logits"
 SCORES = Property(ARGUMENT_VALUES, "input", "no sigmoid or softmax was applied")
 IN_TRAINING_MODE = Property(RUNS_IN, "torch.nn.Module.forward", "training mode")
@@ -60,7 +65,7 @@ FLOW_OF_GRADIENTS = (
     USED_BEFORE_CLEARED,
     CLIPPED_LAST,
     SEEN_BY_CLIPPING,
-    UPDATES_ITS_PARAMETER,
+    IS_PART_OF_ITS_MODEL,
     WITH_GRADIENTS_ON,
 )
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
@@ -105,6 +110,7 @@ _FLOW_SENTENCES = {
     USED_BEFORE_CLEARED: "a gradient of a parameter that an optimizer holds is used by an update before it is cleared",
     CLIPPED_LAST: "no backward adds to a gradient between clipping and the update",
     SEEN_BY_CLIPPING: "clipping sees the gradients that the next update uses",
+    IS_PART_OF_ITS_MODEL: "a new layer that a model calls is a part of it, and is updated",
     UPDATES_ITS_PARAMETER: "a new parameter that gets a gradient in each step is updated",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.periodic.parameter_updates import DATA
-from traincheck.vocab.builtin_rules import UPDATES_ITS_PARAMETER
+from traincheck.vocab.builtin_rules import IS_PART_OF_ITS_MODEL, UPDATES_ITS_PARAMETER
 from traincheck.vocab.properties import CHANGES
 
 DIAGNOSIS = Diagnosis(
@@ -18,8 +18,9 @@ DIAGNOSIS = Diagnosis(
     ),
     explains=(
         Match(object=DATA, detail=CHANGES, grain=DATA),
-        Match(
-            verb=UPDATES_ITS_PARAMETER.verb, object=UPDATES_ITS_PARAMETER.object, detail=UPDATES_ITS_PARAMETER.detail
+        *(
+            Match(verb=prop.verb, object=prop.object, detail=prop.detail)
+            for prop in (UPDATES_ITS_PARAMETER, IS_PART_OF_ITS_MODEL)
         ),
     ),
     priority=4,

@@ -10,7 +10,6 @@ from traincheck.relations.comparison import is_result
 from traincheck.relations.parts import BACKWARD
 from traincheck.vocab import demand
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.builtin_rules import SCORES
 from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS, ValueKind
 from traincheck.vocab.events import FUNCTION, Call, TensorSummary
 from traincheck.vocab.facts import Facts, value_of
@@ -20,7 +19,6 @@ from traincheck.vocab.properties import ARGUMENT_IS_SCALED, ARGUMENT_SIZE, ARGUM
 SCALED = Property(ARGUMENT_IS_SCALED, "loss")
 
 ROWS, NO_ROWS, NOT_ZERO = "rows sum to one", "rows do not sum to one", "not all is zero"
-NOT_SQUASHED = SCORES.detail
 SEVERAL = "more than one element along dim"
 
 FLOATING = ("float32", "float64", "float16", "bfloat16")
@@ -113,8 +111,6 @@ def _values(tensor: TensorSummary) -> _PropertyResults:
     if isinstance(rows, bool) and len(tensor.shape) > 1:
         yield Property(ARGUMENT_VALUES, tensor.role, ROWS), rows
         yield Property(ARGUMENT_VALUES, tensor.role, NO_ROWS), not rows
-    if isinstance(squashed := tensor_facts.get("squashed"), bool):
-        yield Property(ARGUMENT_VALUES, tensor.role, NOT_SQUASHED), not squashed
     # Infinite values are allowed: a softmax masks entries with minus infinity.
     if "zero" in tensor_facts:
         yield Property(ARGUMENT_VALUES, tensor.role, NOT_ZERO), tensor_facts["zero"] is False

@@ -6,7 +6,8 @@ cleared. A gradient that leaves this path is lost, in any program:
 * it is cleared, or replaced by that of another backward, before an update used it;
 * a backward adds to it after it was clipped, so the update uses more than the limit allows;
 * clipping sees no gradient, and the next update uses some;
-* a parameter gets a gradient in each step, and nothing updates the parameter;
+* a parameter gets a gradient in each step, and nothing updates the parameter: an error if its module is called inside a
+  model but is no part of it (layers in a plain list), else a notice;
 * a module runs with gradients off, and an optimizer holds its parameters.
 
 Note [What is meant so]
@@ -17,6 +18,12 @@ to update. Parameters that were loaded may be meant to stay, although nobody sai
 models that load a state, and a parameter counts after two updates. Of several ranks, each may update a part of the
 parameters and send it to the others, so the fourth rule needs a single rank.
 
+Note [Runs without an update]
+A source counts the backwards of a run in which no update used the gradients of a model in training mode. It is an error
+if an optimizer holds the parameters and never stepped, or there is no optimizer. A program that only looks at gradients
+(attribution, adversarial samples, a test of gradients) usually has no optimizer, and its model is in evaluation mode. A
+benchmark of the backward may have it in training mode, so the finding is a notice without an optimizer.
+
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 They are judged if other rules need gradients.
 """
@@ -24,15 +31,22 @@ They are judged if other rules need gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import BACKWARD, UPDATE, Part, calls_of, in_order, named, number
+from traincheck.relations.parts import BACKWARD, UPDATE, Part, ReadingPart, calls_of, in_order, named, number, site_of
 from traincheck.vocab.builtin_rules import (
     CLIPPED_LAST,
     FLOW,
     GRAD,
+    IDLE,
+    IS_PART_OF_ITS_MODEL,
+    LOADED,
     SEEN_BY_CLIPPING,
+    UNUSED,
     UPDATES_ITS_PARAMETER,
+    USE,
+    USED,
     USED_BEFORE_CLEARED,
     WITH_GRADIENTS_ON,
     sentence_of,
@@ -57,6 +71,30 @@ _FILLED, _USED, _CLIPPED, _ADDED = 1, 2, 4, 8
 """The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
 
 
+class UnusedGradients(ReadingPart):
+    """Gradients of a run without any update, see Note [Runs without an update]."""
+
+    grain: ClassVar[str] = USE
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for gradients that were not used."""
+        for reading in window.readings:
+            quantity = named(reading)
+            count = number(reading.value) if quantity in (UNUSED, IDLE) else None
+            if count is None:
+                continue
+            note = f"{count:,.0f} backwards ran in this run and no parameter was updated"
+            if quantity == IDLE:
+                note += f"; {reading.variable} holds parameters that got gradients, and it has never stepped"
+            site = site_of(reading)
+            subject, context = Subject(quantity, USE), context_of((), window.stage)
+            yield Occasion(subject, context, *outcome_of(USED, False), reading.seq, site=site, note=note)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
+
+
 class GradientUse(Part):
     """See the module."""
 
@@ -77,6 +115,7 @@ class GradientUse(Part):
         self._written: set[str] = set()
         self._with_gradients: set[str] = set()  # modules that were called with gradients on
         self._without: dict[str, Call] = {}  # and with gradients off
+        self._inside_others: set[str] = set()  # models that were called inside others
         self._empty_clipping: Call | None = None
 
     def forget(self) -> None:
@@ -85,6 +124,7 @@ class GradientUse(Part):
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each gradient that leaves its path, once for each parameter."""
         self._loaded.update(call.receiver for call in window.calls if call.levels[-1] == LOAD)
+        self._loaded.update(reading.variable for reading in window.readings if named(reading) == LOADED)
         self._of_several = self._of_several or any(
             named(reading) == RANKS and reading.value != 1 for reading in window.readings
         )
@@ -119,9 +159,9 @@ class GradientUse(Part):
                 self._fill(change, names, failures)
         elif change.before == "some" and change.after != "some":
             self._clear(change, names, failures)
-        elif api in CLIPPING and change.changed:
-            for name in names:
-                self._flags[name] = self._flags.get(name, 0) | _CLIPPED
+        elif api in CLIPPING:
+            for name in names:  # what a backward added before is clipped now
+                self._flags[name] = self._flags.get(name, 0) & ~_ADDED | (_CLIPPED if change.changed else 0)
 
     def _fill(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         is_held = value_of(change.context, "held") != "none"
@@ -200,11 +240,18 @@ class GradientUse(Part):
             return
         for call in window.calls:
             if call.kind == MODULE and call.receiver not in self._with_gradients:
+                self._note_owner(call, window)
                 if value_of(call.context, "grad_mode") == "on":
                     self._with_gradients.add(call.receiver)
                     self._without.pop(call.receiver, None)
                 elif len(self._without) < MAX_VARIABLES:
                     self._without.setdefault(call.receiver, call)
+
+    def _note_owner(self, call: Call, window: Window) -> None:
+        """Note a model that another one calls: it is no part of it, as layers in a plain list."""
+        around = next((each for each in window.ancestors(call) if each.kind == MODULE), None)
+        if around is not None and _model_of(around.receiver) != _model_of(call.receiver):
+            self._inside_others.add(_model_of(call.receiver))
 
     def _judge_parameters(self, window: Window, failures: _Failures) -> None:
         updates = calls_of(window, UPDATE)
@@ -212,7 +259,9 @@ class GradientUse(Part):
             return
         for name, cycles in ({} if self._of_several else self._idle).items():
             if cycles >= ENOUGH_UPDATES and name not in self._written and self._is_new(name):
-                failures.setdefault((UPDATES_ITS_PARAMETER, updates[-1].seq), []).append(name)
+                is_inside = _model_of(name) in self._inside_others
+                prop = IS_PART_OF_ITS_MODEL if is_inside else UPDATES_ITS_PARAMETER
+                failures.setdefault((prop, updates[-1].seq), []).append(name)
         if not self._without:
             return
         for change, positions in window.change_groups:
@@ -227,7 +276,7 @@ class GradientUse(Part):
 
     def _is_new(self, parameter: str) -> bool:
         """Whether no state was loaded into the model of a parameter."""
-        return not self._loaded or not ({"", parameter.partition(".")[0]} & self._loaded)
+        return not self._loaded or not ({"", _model_of(parameter)} & self._loaded)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -235,11 +284,16 @@ class GradientUse(Part):
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(LOAD, SCALER) | Demand.of_readings(RANKS)
+        return Demand.of_calls(LOAD, SCALER) | Demand.of_readings(RANKS, LOADED)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return sentence_of(subject, prop)
+
+
+def _model_of(name: str) -> str:
+    """The outermost module of a module or a parameter."""
+    return name.partition(".")[0]
 
 
 def _is_inside(call: Call, api: str, window: Window) -> bool:
@@ -259,6 +313,7 @@ _NOTES = {
     USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
     SEEN_BY_CLIPPING: "clipping saw a norm of zero, and the next update used gradients that are not zero",
+    IS_PART_OF_ITS_MODEL: "a model calls their modules, which are no part of it, and no optimizer holds them",
     UPDATES_ITS_PARAMETER: "these parameters got a gradient in each step, and no optimizer holds them",
     WITH_GRADIENTS_ON: "an optimizer holds these parameters, and their modules were called with gradients off",
 }

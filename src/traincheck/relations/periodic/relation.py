@@ -2,10 +2,9 @@
 
 Source: OSDI '25, section 3.2. Its parts:
 * what every step should do (parameter_updates.py and backward_before_step.py);
-* gradients that are always zero or never used (zero_gradients.py and unused_gradients.py), the way of each gradient to
-  an update (gradient_use.py), the mode of a model that is trained (training_mode.py), flags that nothing reads
-  (unread_settings.py), and memory that nothing wrote (uninitialized.py); here, so that the rules which are always
-  deployed need one relation;
+* gradients that are always zero (zero_gradients.py), and the way of each gradient to an update (gradient_use.py);
+* the mode, flags, scores and memory of models (model_use.py; here, so that the rules which are always deployed need one
+  relation);
 * copies of an array on several devices (device_copies.py);
 * counters (counters.py) and regular changes (update_intervals.py);
 * passes over data and the end of a schedule (run_totals.py), and whether the two fit together (schedule_length.py).
@@ -21,14 +20,11 @@ from traincheck.relations.parts import Composite, RelationPart
 from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
 from traincheck.relations.periodic.counters import Counters
 from traincheck.relations.periodic.device_copies import DeviceCopies
-from traincheck.relations.periodic.gradient_use import GradientUse
+from traincheck.relations.periodic.gradient_use import GradientUse, UnusedGradients
+from traincheck.relations.periodic.model_use import SquashedScores, TrainingMode, Uninitialized, UnreadSettings
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
 from traincheck.relations.periodic.schedule_length import ScheduleLength
-from traincheck.relations.periodic.training_mode import TrainingMode
-from traincheck.relations.periodic.uninitialized import Uninitialized
-from traincheck.relations.periodic.unread_settings import UnreadSettings
-from traincheck.relations.periodic.unused_gradients import UnusedGradients
 from traincheck.relations.periodic.update_intervals import UpdateIntervals
 from traincheck.relations.periodic.zero_gradients import ZeroGradients
 
@@ -45,6 +41,7 @@ class Periodic(Composite):
         GradientUse,
         TrainingMode,
         UnreadSettings,
+        SquashedScores,
         Uninitialized,
         DeviceCopies,
         Counters,

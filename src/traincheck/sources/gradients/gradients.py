@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,8 @@ class Gradients:
         self.float16_called = False
         """Whether a module was called under float16 autocast since the last backward."""
         self.has_leaf_input = False
-        """Whether a model was called on a leaf that requires a gradient since the last backward."""
+        """Whether a model was called on a leaf that requires a gradient since the last backward: then it is about the
+        input. (Checkpointing calls modules on such leaves inside a backward.)"""
         self.fresh: set[Variable] = set()
         """Variables whose gradient a backward made since the last optimizer step; other gradients are older."""
         recorder.after_gap(SOURCE, self._forget)
@@ -124,13 +125,6 @@ class Gradients:
             self._note_thread(module, thread)
         self._called[id(module)] = self._updates
         self.float16_called = self.float16_called or autocast_dtype() == "float16"
-
-    def note_inputs(self, args: Iterable[Any]) -> None:
-        """Note whether an outermost module is called on a leaf that requires a gradient, and is no parameter: the next
-        backward is about the input. (Checkpointing calls modules on such leaves inside a backward.)"""
-        has_leaf = any(type(value) is torch.Tensor and value.requires_grad and value.is_leaf for value in args)
-        if has_leaf and torch._C._current_graph_task_id() < 0:
-            self.has_leaf_input = True
 
     def _note_thread(self, module: nn.Module, thread: int) -> None:
         """Note the thread that calls a module, see Note [Threads that train]."""

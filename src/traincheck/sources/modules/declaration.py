@@ -22,6 +22,7 @@ MODULE_STATE = SourceDeclaration(
         "module.input",
         "module.attributes",
         "module.own_train",
+        "module.pretrained",
         "module.unread_settings",
         "buffer.made",
     ),

@@ -12,13 +12,12 @@ from torch import nn
 from traincheck.sources.modules.construction import ConstructionReadings
 from traincheck.sources.modules.live_modules import class_of_model, has_parameters, plain_name, wrapped_model
 from traincheck.sources.modules.module_calls import ModuleCalls
-from traincheck.sources.modules.unread_settings import unread_settings
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes, shape_of
-from traincheck.vocab.builtin_rules import UNREAD_SETTINGS
+from traincheck.vocab.builtin_rules import PRETRAINED, UNREAD_SETTINGS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
@@ -69,7 +68,7 @@ class ModuleStateSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        names = (CLASS, INPUT, PARAMETERS, TRAINING, UNREAD_SETTINGS)
+        names = (CLASS, INPUT, PARAMETERS, PRETRAINED, TRAINING, UNREAD_SETTINGS)
         self._attributes = [name for name in names if demand.takes_reading(KIND, name)]
         if recorder.reattaching:
             self._construction.set_demand(demand)
@@ -116,6 +115,8 @@ class ModuleStateSource:
         if CLASS in self._attributes:
             self._report(call, name, CLASS, class_name(class_of_model(module)))
         self._construction.report_first_call(module, name, call)
+        if PRETRAINED in self._attributes and any(map(_has_origin, module.modules())):
+            self._report(call, name, PRETRAINED, True)
         first = next((argument for argument in args if isinstance(argument, torch.Tensor)), None)
         if INPUT in self._attributes and first is not None:
             with hidden_from_modes():
@@ -128,6 +129,8 @@ class ModuleStateSource:
             self._report(call, name, PARAMETERS, sum(sizes))
 
     def _report_unread(self, module: nn.Module, tree: _Tree) -> None:
+        from traincheck.sources.modules.unread_settings import unread_settings  # not before the first call of a model
+
         call = self._call()
         for variable, attribute in unread_settings(module, self._catalog.module_name(module)):
             if variable not in tree.unread:
@@ -151,6 +154,11 @@ class ModuleStateSource:
     def _report(self, call: int, variable: str, attribute: str, value: FactValue) -> None:
         seq = self._recorder.next_seq()
         self._recorder.record_reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT))
+
+
+def _has_origin(module: nn.Module) -> bool:
+    """Whether a module says where its weights were loaded from, as `from_pretrained` of several packages notes it."""
+    return bool(getattr(module, "name_or_path", ""))
 
 
 def _flags(module: nn.Module, seen: set[int], flags: list[bool]) -> list[bool]:

@@ -195,7 +195,11 @@ class ModuleSource:
             if forms.should_read(model, learns=learns):
                 forms.read(call.seq, model, args, keywords_of_call(recorder), learns=learns)
         if outermost:
-            self._gradients.note_inputs(args if learns else ())
+            if learns:
+                with torch._C.DisableTorchFunction():  # no mode of the program sees it
+                    for value in args:
+                        if type(value) is torch.Tensor and value.requires_grad and value.is_leaf:
+                            self._gradients.has_leaf_input = torch._C._current_graph_task_id() < 0
             measures = self._measures_outputs and learns and training and recorder.steps.step in MEASURED_STEPS
             self._measured = model if measures else ""
         if of_class.reads_buffers and module._buffers:

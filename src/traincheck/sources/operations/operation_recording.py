@@ -31,7 +31,7 @@ from torch import nn
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.operations.values import ValueTable
 from traincheck.sources.recording.dispatch_recording import DispatchRecording
-from traincheck.sources.tensors.reading import dtype_name, hidden_from_modes
+from traincheck.sources.tensors.reading import PLAIN, dtype_name, hidden_from_modes
 from traincheck.vocab.operations import (
     ACCUMULATED,
     AFTER,
@@ -381,13 +381,18 @@ class OperationRecording(DispatchRecording):
         """Add the parameters and buffers at the end of the step, but for those that are as an update wrote them."""
         last = {value: operation for operation in self._operations for value in operation.outputs}
         parameters = [(variable.name, tensor) for variable, tensor in self._catalog.living()]
-        buffers = {id(tensor): (name, tensor) for name, tensor in self._catalog.named_buffers()}
+        buffers = {id(tensor): (name, tensor) for name, tensor in self._catalog.named_buffers() if _has_memory(tensor)}
         for name, tensor in (*parameters, *buffers.values()):
             known = self._values.find(tensor)
             if known is None:
                 self._add(AFTER, STATE, name, "", "", (), self._values.add([tensor]))
             elif last[known].phase != UPDATE:
                 self._add(AFTER, STATE, name, "", "", (known,), ())
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a buffer holds numbers. Exported graphs have buffers without, of symbolic sizes."""
+    return type(tensor) in PLAIN or hasattr(tensor, "_local_tensor")
 
 
 def _without_idle_end(step: StepOperations) -> StepOperations:

@@ -255,15 +255,14 @@ class CallSummaries(RecorderListener):
             memory = [
                 readable_memory(tensor) if self._storages.is_initialized(tensor) else None for _, tensor in tensors
             ]
-            readings = _measure(memory, request)
-            if request.rows:
-                readings = [
-                    _with_origin(reading, tensor) for reading, (_, tensor) in zip(readings, tensors, strict=True)
-                ]
-            return [
-                _Argument(index, weakref.ref(tensor), memory[index] is not None, version_of(tensor), readings[index])
-                for index, (_, tensor) in enumerate(tensors)
-            ]
+            arguments: list[_Argument] = []
+            for index, reading in enumerate(_measure(memory, request)):
+                tensor = tensors[index][1]
+                if request.rows and tensor.grad_fn is not None:
+                    reading = _with_origin(reading, tensor)
+                is_readable = memory[index] is not None
+                arguments.append(_Argument(index, weakref.ref(tensor), is_readable, version_of(tensor), reading))
+            return arguments
 
     # -- after the call --------------------------------------------------------------------------------------------
 
@@ -380,9 +379,7 @@ def _measure(memory: Sequence[torch.Tensor | None], request: ValueRequest) -> li
 
 
 def _with_origin(reading: TensorReading, tensor: torch.Tensor) -> TensorReading:
-    """The reading, with the fact `squashed` for a tensor that autograd follows."""
-    if tensor.grad_fn is None:
-        return reading
+    """The reading of a result of autograd, with the fact `squashed`."""
     squashed, facts = is_squashed(tensor), reading.facts
     if isinstance(facts, DeferredValue):
         interpret = facts.interpret

@@ -1,5 +1,6 @@
-"""Check that a model which an optimizer updates runs in training mode, and its layers in the mode of the model.
+"""Check how a program uses its models: in which mode, with which flags, scores and memory.
 
+Note [The mode of a model]
 In evaluation mode dropout does nothing, and batch normalisation uses statistics that it does not update. A model that
 was never put into training mode trains without both. The calls in a step show it: the outermost module and everything
 in it whose result depends on the mode (`Dropout`, `BatchNorm` ...) are in evaluation mode, and an update changes its
@@ -7,25 +8,53 @@ parameters.
 
 A part may be in evaluation mode on purpose: frozen batch normalisation, a model that was loaded. So a model is left out
 if it loads a state, or if anything in it depends on the mode and is in training mode. It counts in the second such step
-in a row.
+in a row. A layer with a dropout of its own (`LSTM`, `MultiheadAttention`) is not looked at.
 
 A layer that a module makes in its forward is no part of the module, so `eval()` does not reach it: in an evaluation its
 dropout is active.
 
-The rules need no good run (builtin_rules.py), and an occasion arises only if they fail.
+Note [Readings that mean an error]
+Sources report flags that nothing reads (sources/modules/unread_settings.py), and parameters that still hold the old
+contents of their memory when the model is first called (sources/modules/construction.py). They see in autograd whether
+a sigmoid or a softmax computed the input of a loss with logits (the fact `squashed`, call_summaries.py).
 
-Known limitations: a layer that has a dropout of its own (`LSTM`, `MultiheadAttention`) is not looked at.
+The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import FORWARD, UPDATE, Part, calls_of
-from traincheck.vocab.builtin_rules import IN_MODE_AROUND, IN_TRAINING_MODE, MODE, sentence_of
-from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import FUNCTION, MODULE, TRAIN, Call, Window
+from traincheck.relations.parts import (
+    FORWARD,
+    UPDATE,
+    Part,
+    ReadingPart,
+    StatelessPart,
+    calls_of,
+    named,
+    site_of,
+)
+from traincheck.vocab.builtin_rules import (
+    FIRST_USE,
+    FLAGS,
+    IN_MODE_AROUND,
+    IN_TRAINING_MODE,
+    LOADED,
+    LOGITS,
+    MEMORY,
+    MODE,
+    SCORES,
+    UNREAD,
+    UNREAD_IS_READ,
+    WITH_LOGITS,
+    WRITTEN,
+    sentence_of,
+)
+from traincheck.vocab.demand import ROWS, TENSORS, Demand
+from traincheck.vocab.events import FUNCTION, MODULE, TRAIN, Call, Reading, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -38,7 +67,7 @@ STEPS = 2
 
 
 class TrainingMode(Part):
-    """Counts the steps that each model trains in evaluation mode."""
+    """Counts the steps that each model trains in evaluation mode, see Note [The mode of a model]."""
 
     def __init__(self) -> None:
         self._loaded: set[str] = set()
@@ -52,6 +81,7 @@ class TrainingMode(Part):
         """Yield an occasion for each model or layer in the wrong mode, once."""
         yield from self._judge_layers(window)
         self._loaded.update(call.receiver for call in window.calls if call.levels[-1] == LOAD)
+        self._loaded.update(reading.variable for reading in window.readings if named(reading) == LOADED)
         updates = calls_of(window, UPDATE)
         if window.stage != TRAIN or not updates or "" in self._loaded:
             return
@@ -97,7 +127,7 @@ class TrainingMode(Part):
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(FORWARD, LOAD)
+        return Demand.of_calls(FORWARD, LOAD) | Demand.of_readings(LOADED)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
@@ -145,3 +175,71 @@ def _updated(window: Window) -> set[str]:
 
 def _is_in(name: str, model: str) -> bool:
     return name == model or name.startswith(f"{model}.")
+
+
+class UnreadSettings(ReadingPart):
+    """Flags on modules and parameters that nothing reads."""
+
+    grain: ClassVar[str] = FLAGS
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for each attribute that was set in vain."""
+        by_attribute: dict[str, list[Reading]] = {}
+        for reading in window.readings:
+            if named(reading) == UNREAD:
+                by_attribute.setdefault(str(reading.value), []).append(reading)
+        for attribute, readings in by_attribute.items():
+            names = tuple(reading.variable for reading in readings)
+            note = f"the program set {attribute}=False there, and torch reads only requires_grad of parameters"
+            subject, context = Subject(UNREAD, FLAGS), context_of((), window.stage)
+            yield Occasion(subject, context, *outcome_of(UNREAD_IS_READ, False), readings[0].seq, names, note=note)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
+
+
+class SquashedScores(StatelessPart):
+    """Scores that were squashed before a loss which squashes them by itself."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for each loss with squashed scores."""
+        for call in window.calls_named.get(WITH_LOGITS, ()):
+            if any(tensor.role == "input" and value_of(tensor.facts, "squashed") is True for tensor in call.tensors):
+                subject, note = Subject(WITH_LOGITS, LOGITS), "a sigmoid or a softmax computed the input"
+                context = context_of((), window.stage)
+                yield Occasion(subject, context, *outcome_of(SCORES, False), call.seq, note=note)
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == LOGITS
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand.of_calls(subject.api, values=(TENSORS, ROWS))
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
+
+
+class Uninitialized(ReadingPart):
+    """Memory that `Module.to_empty` allocated and nothing wrote before the model computes with it."""
+
+    grain: ClassVar[str] = FIRST_USE
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for each call of `to_empty` after which parameters were not written."""
+        by_site: dict[str, list[Reading]] = {}
+        for reading in window.readings:
+            if named(reading) == MEMORY:
+                by_site.setdefault(site_of(reading), []).append(reading)
+        for site, unwritten in by_site.items():
+            names = tuple(reading.variable for reading in unwritten)
+            note = f"{len(names)} parameters have the contents that to_empty() left in their memory"
+            subject, context = Subject(MEMORY, FIRST_USE), context_of((), window.stage)
+            yield Occasion(subject, context, *outcome_of(WRITTEN, False), unwritten[0].seq, names, site=site, note=note)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
