@@ -39,7 +39,6 @@ USED_BEFORE_CLEARED = Property(ARE_USED, GRAD, "before they are cleared")
 CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
 IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model")
-UPDATES_ITS_PARAMETER = Property(ARE_USED, GRAD, "to update their parameters")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
 FLAGS = "flags"
 """The grain of the rule about flags of modules and parameters."""
@@ -111,6 +110,5 @@ _FLOW_SENTENCES = {
     CLIPPED_LAST: "no backward adds to a gradient between clipping and the update",
     SEEN_BY_CLIPPING: "clipping sees the gradients that the next update uses",
     IS_PART_OF_ITS_MODEL: "a new layer that a model calls is a part of it, and is updated",
-    UPDATES_ITS_PARAMETER: "a new parameter that gets a gradient in each step is updated",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }

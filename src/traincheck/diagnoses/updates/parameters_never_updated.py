@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.periodic.parameter_updates import DATA
-from traincheck.vocab.builtin_rules import IS_PART_OF_ITS_MODEL, UPDATES_ITS_PARAMETER
+from traincheck.vocab.builtin_rules import IS_PART_OF_ITS_MODEL
 from traincheck.vocab.properties import CHANGES
 
 DIAGNOSIS = Diagnosis(
@@ -18,10 +18,7 @@ DIAGNOSIS = Diagnosis(
     ),
     explains=(
         Match(object=DATA, detail=CHANGES, grain=DATA),
-        *(
-            Match(verb=prop.verb, object=prop.object, detail=prop.detail)
-            for prop in (UPDATES_ITS_PARAMETER, IS_PART_OF_ITS_MODEL)
-        ),
+        Match(verb=IS_PART_OF_ITS_MODEL.verb, object=IS_PART_OF_ITS_MODEL.object, detail=IS_PART_OF_ITS_MODEL.detail),
     ),
     priority=4,
     priority_reason="A step that changes nothing at all explains it.",

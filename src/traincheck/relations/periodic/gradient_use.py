@@ -6,8 +6,7 @@ cleared. A gradient that leaves this path is lost, in any program:
 * it is cleared, or replaced by that of another backward, before an update used it;
 * a backward adds to it after it was clipped, so the update uses more than the limit allows;
 * clipping sees no gradient, and the next update uses some;
-* a parameter gets a gradient in each step, and nothing updates the parameter: an error if its module is called inside a
-  model but is no part of it (layers in a plain list), else a notice;
+* a model calls a layer that is no part of it (layers in a plain list), and nothing updates the layer's parameters;
 * a module runs with gradients off, and an optimizer holds its parameters.
 
 Note [What is meant so]
@@ -16,7 +15,8 @@ its backward is left out. A scaler that skips an update uses gradients as well. 
 look at them (a warm-up, an estimate of importance), so a gradient is lost only if it happens in two cycles from update
 to update. Parameters that were loaded may be meant to stay, although nobody said so. So the last two rules leave out
 models that load a state, and a parameter counts after two updates. Of several ranks, each may update a part of the
-parameters and send it to the others, so the fourth rule needs a single rank.
+parameters and send it to the others, so the fourth rule needs a single rank. (A part of a model that no optimizer holds is
+no error: some programs train a head alone, and do not freeze the rest.)
 
 Note [Runs without an update]
 A source counts the backwards of a run in which no update used the gradients of a model in training mode. It is an error
@@ -44,7 +44,6 @@ from traincheck.vocab.builtin_rules import (
     LOADED,
     SEEN_BY_CLIPPING,
     UNUSED,
-    UPDATES_ITS_PARAMETER,
     USE,
     USED,
     USED_BEFORE_CLEARED,
@@ -258,10 +257,9 @@ class GradientUse(Part):
         if not updates:
             return
         for name, cycles in ({} if self._of_several else self._idle).items():
-            if cycles >= ENOUGH_UPDATES and name not in self._written and self._is_new(name):
-                is_inside = _model_of(name) in self._inside_others
-                prop = IS_PART_OF_ITS_MODEL if is_inside else UPDATES_ITS_PARAMETER
-                failures.setdefault((prop, updates[-1].seq), []).append(name)
+            is_inside = _model_of(name) in self._inside_others
+            if is_inside and cycles >= ENOUGH_UPDATES and name not in self._written and self._is_new(name):
+                failures.setdefault((IS_PART_OF_ITS_MODEL, updates[-1].seq), []).append(name)
         if not self._without:
             return
         for change, positions in window.change_groups:
@@ -314,6 +312,5 @@ _NOTES = {
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
     SEEN_BY_CLIPPING: "clipping saw a norm of zero, and the next update used gradients that are not zero",
     IS_PART_OF_ITS_MODEL: "a model calls their modules, which are no part of it, and no optimizer holds them",
-    UPDATES_ITS_PARAMETER: "these parameters got a gradient in each step, and no optimizer holds them",
     WITH_GRADIENTS_ON: "an optimizer holds these parameters, and their modules were called with gradients off",
 }
