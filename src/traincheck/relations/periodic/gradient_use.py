@@ -15,8 +15,8 @@ its backward is left out. A scaler that skips an update uses gradients as well. 
 look at them (a warm-up, an estimate of importance), so a gradient is lost only if it happens in two cycles from update
 to update. Parameters that were loaded may be meant to stay, although nobody said so. So the last two rules leave out
 models that load a state, and a parameter counts after two updates. Of several ranks, each may update a part of the
-parameters and send it to the others, so the fourth rule needs a single rank. (A part of a model that no optimizer holds is
-no error: some programs train a head alone, and do not freeze the rest.)
+parameters and send it to the others, so the fourth rule needs a single rank. (A part of a model that no optimizer holds
+is no error: some programs train a head alone, and do not freeze the rest.)
 
 Note [Runs without an update]
 A source counts the backwards of a run in which no update used the gradients of a model in training mode. It is an error

@@ -158,7 +158,7 @@ class ModuleStateSource:
 
 def _has_origin(module: nn.Module) -> bool:
     """Whether a module says where its weights were loaded from, as `from_pretrained` of several packages notes it."""
-    return bool(getattr(module, "name_or_path", ""))
+    return bool(module.__dict__.get("name_or_path"))
 
 
 def _flags(module: nn.Module, seen: set[int], flags: list[bool]) -> list[bool]:
