@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
 from typing import ClassVar, Protocol, TypeVar
 
+from traincheck.vocab.builtin_rules import LOADED
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Call, Reading, Window
 from traincheck.vocab.facts import FactValue, value_of
@@ -19,6 +20,7 @@ UPDATE = "torch.optim.Optimizer.step"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
 FORWARD = "torch.nn.Module.forward"
 BACKWARD = "torch.autograd.backward"
+LOAD = "torch.nn.Module.load_state_dict"
 ITER, NEXT = "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"
 """A pass over the data begins, and a batch is fetched."""
 
@@ -171,6 +173,12 @@ def in_order(groups: Sequence[tuple[list[int], V]]) -> Sequence[tuple[list[int],
     if all(first[0][-1] < second[0][0] for first, second in pairwise(groups)):
         return groups
     return sorted((([position], content) for positions, content in groups for position in positions), key=_FIRST)
+
+
+def loaded_models(window: Window) -> set[str]:
+    """The models into which a state was loaded, or that say so themselves; empty for one without a name."""
+    loads = (call.receiver for call in window.calls if call.levels[-1] == LOAD)
+    return {*loads, *(reading.variable for reading in window.readings if named(reading) == LOADED)}
 
 
 def outermost(call: Call, window: Window) -> bool:

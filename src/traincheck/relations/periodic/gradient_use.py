@@ -34,7 +34,19 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import BACKWARD, UPDATE, Part, ReadingPart, calls_of, in_order, named, number, site_of
+from traincheck.relations.parts import (
+    BACKWARD,
+    LOAD,
+    UPDATE,
+    Part,
+    ReadingPart,
+    calls_of,
+    in_order,
+    loaded_models,
+    named,
+    number,
+    site_of,
+)
 from traincheck.vocab.builtin_rules import (
     CLIPPED_LAST,
     FLOW,
@@ -57,7 +69,6 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 
 CLIPPING = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
 SCALER = "torch.amp.GradScaler.step"
-LOAD = "torch.nn.Module.load_state_dict"
 RANKS = "run.ranks"
 
 ENOUGH_UPDATES = 2
@@ -113,7 +124,7 @@ class GradientUse(Part):
         self._filled: set[str] = set()  # parameters that ever got a gradient
         self._written: set[str] = set()
         self._with_gradients: set[str] = set()  # modules that were called with gradients on
-        self._without: dict[str, Call] = {}  # and with gradients off
+        self._without: set[str] = set()  # and with gradients off
         self._inside_others: set[str] = set()  # models that were called inside others
         self._empty_clipping: Call | None = None
 
@@ -122,12 +133,11 @@ class GradientUse(Part):
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each gradient that leaves its path, once for each parameter."""
-        self._loaded.update(call.receiver for call in window.calls if call.levels[-1] == LOAD)
-        self._loaded.update(reading.variable for reading in window.readings if named(reading) == LOADED)
+        self._loaded |= loaded_models(window)
         self._of_several = self._of_several or any(
             named(reading) == RANKS and reading.value != 1 for reading in window.readings
         )
-        failures: dict[tuple[Property, int], list[str]] = {}
+        failures: _Failures = {}
         self._note_modules(window)
         for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
             self._follow(window, change, window.variables_at(positions), failures)
@@ -242,9 +252,9 @@ class GradientUse(Part):
                 self._note_owner(call, window)
                 if value_of(call.context, "grad_mode") == "on":
                     self._with_gradients.add(call.receiver)
-                    self._without.pop(call.receiver, None)
+                    self._without.discard(call.receiver)
                 elif len(self._without) < MAX_VARIABLES:
-                    self._without.setdefault(call.receiver, call)
+                    self._without.add(call.receiver)
 
     def _note_owner(self, call: Call, window: Window) -> None:
         """Note a model that another one calls: it is no part of it, as layers in a plain list."""

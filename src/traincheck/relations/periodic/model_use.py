@@ -29,11 +29,13 @@ from typing import ClassVar
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import (
     FORWARD,
+    LOAD,
     UPDATE,
     Part,
     ReadingPart,
     StatelessPart,
     calls_of,
+    loaded_models,
     named,
     site_of,
 )
@@ -58,7 +60,6 @@ from traincheck.vocab.events import FUNCTION, MODULE, TRAIN, Call, Reading, Wind
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-LOAD = "torch.nn.Module.load_state_dict"
 MODULES = ("torch.nn.modules.dropout._DropoutNd.forward", "torch.nn.modules.batchnorm._NormBase.forward")
 FUNCTIONS = ("torch.nn.functional.dropout", "torch.nn.functional.batch_norm")
 
@@ -80,8 +81,7 @@ class TrainingMode(Part):
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each model or layer in the wrong mode, once."""
         yield from self._judge_layers(window)
-        self._loaded.update(call.receiver for call in window.calls if call.levels[-1] == LOAD)
-        self._loaded.update(reading.variable for reading in window.readings if named(reading) == LOADED)
+        self._loaded |= loaded_models(window)
         updates = calls_of(window, UPDATE)
         if window.stage != TRAIN or not updates or "" in self._loaded:
             return
