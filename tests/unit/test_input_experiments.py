@@ -14,7 +14,16 @@ from torch.nn import functional as F
 
 from traincheck.sources.verification.inputs import changed_calls
 from traincheck.sources.verification.inputs.input_changes import CallInputs
-from traincheck.vocab.verification import AGREES, DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
+from traincheck.vocab.verification import (
+    AGREES,
+    DISAGREES,
+    LATER_TOKENS,
+    NEXT_TOKEN,
+    PADDING,
+    PADDING_LOSS,
+    SAMPLES,
+    UNDECIDED,
+)
 from verified_runs import VerifiedRun, verified
 
 WORDS, WIDTH, LENGTH, BATCH = 11, 16, 12, 4
@@ -100,8 +109,12 @@ def run(folder: Path, model: nn.Module, batch: Batch, loss: Loss = square) -> Ve
     return result
 
 
+def next_word_loss(output: torch.Tensor, words: torch.Tensor, shift: int = 1) -> torch.Tensor:
+    return F.cross_entropy(output[:, : LENGTH - shift].flatten(0, 1), words[:, shift:].flatten())
+
+
 def test_a_causal_model_sees_neither_later_tokens_nor_other_samples(tmp_path: Path) -> None:
-    result = run(tmp_path, Transformer(), tokens, word_loss)
+    result = run(tmp_path, Transformer(), tokens, next_word_loss)
     assert [verdict.step for verdict in result.verdicts[LATER_TOKENS.name]] == [2, 4]
     assert set(result.of(LATER_TOKENS.name)) == set(result.of(SAMPLES.name)) == {AGREES}
     assert PADDING.name not in result.verdicts and PADDING_LOSS.name not in result.verdicts
@@ -118,7 +131,7 @@ def test_later_tokens_are_seen_without_a_right_mask(sees: int | None, tmp_path: 
 
 
 def test_attention_over_the_batch(tmp_path: Path) -> None:
-    result = run(tmp_path, Transformer(None, batch_first=False), tokens, word_loss)
+    result = run(tmp_path, Transformer(None, batch_first=False), tokens, next_word_loss)
     assert set(result.of(SAMPLES.name)) == {DISAGREES}
     assert result.first(SAMPLES.name).first == "Transformer.blocks.0.attention"
     assert "sample 1 in place of sample 2" in result.first(SAMPLES.name).found
@@ -140,6 +153,89 @@ def test_batch_statistics_leave_it_undecided(tmp_path: Path) -> None:
     model.train()
     model[1].eval()  # a frozen layer
     assert set(run(tmp_path / "frozen", model, images).of(SAMPLES.name)) == {AGREES}
+
+
+def failing(folder: Path, model: nn.Module, batch: Batch, loss: Loss) -> tuple[set[str], str, str]:
+    """Return the verdicts about the next token, where the first was seen, and what was seen."""
+    verdicts = verified(folder, training(model, batch, loss)).verdicts.get(NEXT_TOKEN.name, [])
+    return {verdict.verdict for verdict in verdicts}, verdicts[0].first, verdicts[0].found
+
+
+@pytest.mark.parametrize("sees", [0, 1, None])
+def test_a_model_does_not_see_the_token_that_it_predicts(sees: int | None, tmp_path: Path) -> None:
+    verdicts, first, found = failing(tmp_path, Transformer(sees), tokens, next_word_loss)
+    if sees == 0:
+        assert verdicts == {AGREES}
+    else:
+        assert (verdicts, first) == ({DISAGREES}, "Transformer.blocks.0.attention")
+        assert found.endswith("is the token 1 after its position, and the output depends on that token")
+
+
+@pytest.mark.parametrize(("sees", "shift", "verdict"), [(0, 0, DISAGREES), (None, 0, UNDECIDED), (0, 2, DISAGREES)])
+def test_targets_are_shifted_by_one(sees: int | None, shift: int, verdict: str, tmp_path: Path) -> None:
+    """An autoencoder has the tokens of its input as targets."""
+
+    def loss(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return next_word_loss(output, words, shift)
+
+    verdicts, _, found = failing(tmp_path, Transformer(sees), tokens, loss)
+    assert verdicts == {verdict}
+    if verdict == DISAGREES:
+        assert ("at its own position" if shift == 0 else "is not asked for the next one") in found
+
+
+def test_a_second_loss_may_ask_for_a_later_token(tmp_path: Path) -> None:
+    def loss(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return next_word_loss(output, words) + 0.1 * next_word_loss(output, words, 2)
+
+    assert failing(tmp_path, Transformer(), tokens, loss)[0] == {AGREES}
+
+
+def test_masked_words_are_no_next_tokens(tmp_path: Path) -> None:
+    def batch() -> tuple[torch.Tensor, ...]:
+        (words,) = tokens()
+        hidden = torch.rand(words.shape) < 0.3
+        labels.append(words.masked_fill(~hidden, -100))
+        return (words.masked_fill(hidden, PAD),)
+
+    labels: list[torch.Tensor] = []
+    result = verified(tmp_path, training(Transformer(None), batch, lambda output, _: word_loss(output, labels[-1])))
+    assert NEXT_TOKEN.name not in result.verdicts
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_forecast_does_not_see_its_target(bidirectional: bool, tmp_path: Path) -> None:
+    class Forecast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(6, 8, batch_first=True, bidirectional=bidirectional)
+            self.head = nn.Linear(16 if bidirectional else 8, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.rnn(x)[0])
+
+    def loss(output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(output[:, :-1], x[:, 1:])
+
+    assert failing(tmp_path, Forecast(), features, loss)[0] == {DISAGREES if bidirectional else AGREES}
+
+
+class OnlyLoss(nn.Module):
+    """Returns its loss alone, which it computes without a loss of torch."""
+
+    def __init__(self, sees: int) -> None:
+        super().__init__()
+        self.model = Transformer(sees)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        chances = self.model(words)[:, :-1].log_softmax(-1)
+        return -chances.gather(-1, words[:, 1:, None]).mean()
+
+
+@pytest.mark.parametrize("sees", [0, 1])
+def test_models_that_return_their_loss_alone(sees: int, tmp_path: Path) -> None:
+    verdicts, _, _ = failing(tmp_path, OnlyLoss(sees), tokens, lambda output, _: output)
+    assert verdicts == {DISAGREES if sees else AGREES}
 
 
 class Flat(nn.Module):
@@ -336,7 +432,7 @@ def test_no_hook_stays(tmp_path: Path) -> None:
 
     def loss(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         outputs.append(output)
-        return word_loss(output, words)
+        return next_word_loss(output, words)
 
     run(tmp_path, model, tokens, loss)
     assert outputs and not any(output._backward_hooks for output in outputs)

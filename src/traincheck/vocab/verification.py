@@ -38,11 +38,13 @@ SAMPLES = Experiment("samples", "the output of a sample does not depend on other
 PADDING = Experiment("padding", "masked padding does not change outputs", universal=False)
 PADDING_LOSS = Experiment("padding_loss", "masked padding does not contribute to the loss", universal=False)
 LATER_TOKENS = Experiment("later_tokens", "a later token does not change an earlier output", universal=False)
+NEXT_TOKEN = Experiment("next_token", "the target of an output is the token after the last one that it depends on")
 
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
         ALGORITHM, DERIVATIVE, ACCUMULATION, RECOMPUTATION, ROUND_TRIP, SAMPLES, PADDING, PADDING_LOSS, LATER_TOKENS,
+        NEXT_TOKEN,
     )
 }  # fmt: skip
 """All experiments, by name."""

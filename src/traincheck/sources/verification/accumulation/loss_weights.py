@@ -3,9 +3,7 @@
 The last operations of a loss reduce its elements (tokens, pixels) to one number, and scale it: a mean over n elements,
 divided by k micro-batches, gives each element the weight 1 / (k n).
 
-Known limitations: sums of several losses, reductions over some dimensions, and compiled losses are not read. Versions
-of torch that do not show whether hooks changed a saved tensor (before `SavedTensor.unpack_hook`) are not read either:
-to unpack a tensor that checkpointing saved would compute it again.
+Known limitations: sums of several losses, reductions over some dimensions, and compiled losses are not read.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.verification.saved_tensors import saved_tensor
 
 MAX_OPERATIONS = 20
 _SCALE = frozenset(("MulBackward0", "DivBackward0"))
@@ -75,20 +74,11 @@ def _reduced(function: Any, name: str) -> tuple[float, float]:
     if name.startswith("NllLoss"):
         count = _saved_number(function, "total_weight") or 0.0
     else:
-        tensor = _saved(function, "self")
+        tensor = saved_tensor(function, "self")
         count = 0.0 if tensor is None else float(tensor.numel())
     return count, count if reduction == _MEAN else 1.0
 
 
 def _saved_number(function: Any, name: str) -> float | None:
-    tensor = _saved(function, name)
+    tensor = saved_tensor(function, name)
     return float(tensor) if tensor is not None and tensor.numel() == 1 else None
-
-
-def _saved(function: Any, name: str) -> torch.Tensor | None:
-    """Return a tensor that an operation saved, None if it saved none or if hooks changed it."""
-    raw = getattr(function, f"_raw_saved_{name}", None)
-    if raw is None or getattr(raw, "unpack_hook", raw) is not None:
-        return None
-    tensor = getattr(function, f"_saved_{name}")
-    return tensor if isinstance(tensor, torch.Tensor) else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,16 +15,27 @@ from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tens
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.verification.inputs.input_changes import (
+    ROUNDING,
     AlignedSequences,
     CallInputs,
     Comparison,
     InputChange,
     compare,
 )
+from traincheck.sources.verification.inputs.loss_targets import Target, scores_of
+from traincheck.sources.verification.inputs.next_token import (
+    Shift,
+    change_token,
+    first_row,
+    furthest_seen,
+    judge_shift,
+    shift_between,
+)
 from traincheck.vocab.verification import (
     AGREES,
     DISAGREES,
     LATER_TOKENS,
+    NEXT_TOKEN,
     PADDING,
     PADDING_LOSS,
     SAMPLES,
@@ -55,33 +67,39 @@ class ChangedCall:
         self.inputs = CallInputs(self.call.arguments)
         self._seen: list[Fingerprint] = []
         self._shapes: list[tuple[int, ...]] = []
-        self._gradients: list[torch.Tensor] = []
+        self._gradients: dict[int, torch.Tensor] = {}  # of outputs, by position
         self.has_gradients = False
 
-    def returns(self, output: Any) -> list[torch.Tensor]:
-        """Note the output of the program's call; returns the tensors in it that may receive gradients."""
+    def returns(self, output: Any) -> list[tuple[int, torch.Tensor]]:
+        """Note the output of the program's call; returns the tensors in it that may receive gradients, numbered."""
         tensors = tensors_in(output)
         self._shapes = [tuple(tensor.shape) for tensor in tensors]
         with hidden_from_modes():
             self._seen = deferred_fingerprints(tensors)
-        return [tensor for tensor in tensors if tensor.requires_grad]
+        return [(index, tensor) for index, tensor in enumerate(tensors) if tensor.requires_grad]
 
-    def receives(self, gradient: torch.Tensor | None) -> None:
-        """Note the gradient of an output."""
+    def receives(self, index: int, gradient: torch.Tensor | None) -> None:
+        """Note which positions of an output receive a gradient. `index` is that of its tensor in `returns`."""
         self.has_gradients = True
-        if gradient is not None and self.inputs.padding is not None:
-            with hidden_from_modes():
-                self._gradients.append(gradient.detach().clone())
+        if gradient is None:
+            return
+        with hidden_from_modes():
+            for form in self.inputs.forms:
+                by_position = _by_position(gradient.detach(), form)
+                if by_position is not None:
+                    self._gradients[index] = by_position.ne(0).any(-1)
+                    break
 
-    def judge(self, sequences: AlignedSequences) -> Iterator[Judgement]:
+    def judge(self, sequences: AlignedSequences, targets: Sequence[Target] = ()) -> Iterator[Judgement]:
         """Yield the judgements of all experiments that apply to the inputs. Raises CannotReplay.
 
-        `sequences` are those of the model's earlier calls.
+        `sequences` are those of the model's earlier calls, and `targets` those of the losses of its outputs.
         """
         aligned = sequences.add(self.inputs, self._shapes)
         yield from self._judge_padding_loss(aligned)
         experiments = [(experiment, changes) for experiment, changes in self._changes(aligned) if changes]
-        if not experiments:
+        shifts = self._shifts(targets)
+        if not experiments and not shifts:
             return
         reason = "it computes with statistics of the batch" if _uses_batch_statistics(self.call.modules) else ""
         if self.inputs.ambiguous:
@@ -89,14 +107,65 @@ class ChangedCall:
         before = [] if reason else self._outputs(self.call.arguments)
         if not reason and not self._repeats(before):
             reason = "the call gives other results when it is executed again"
-        for experiment, changes in experiments:
+        judging = [
+            (experiment, partial(self._judge, experiment, changes, before)) for experiment, changes in experiments
+        ]
+        judging += [(NEXT_TOKEN, partial(self._judge_next_token, index, shifts[index])) for index in shifts]
+        for experiment, judgements in judging:
             if reason:
                 yield Judgement(experiment, UNDECIDED, reason)
                 continue
             try:
-                yield from list(self._judge(experiment, changes, before))
+                yield from list(judgements())
             except CannotReplay as error:
                 yield Judgement(experiment, UNDECIDED, f"the call cannot be executed with other inputs: {error}")
+
+    def _shifts(self, targets: Sequence[Target]) -> dict[int, list[Shift]]:
+        """Return how far the targets are from their positions in each sequence, where they are tokens of it."""
+        with hidden_from_modes():
+            found = {
+                index: [shift_between(self.inputs.leaves[index], target) for target in targets]
+                for index in self.inputs.sequences
+            }
+        shifts = {index: [shift for shift in found[index] if shift is not None] for index in found}
+        return {index: shifts[index] for index in shifts if shifts[index]}
+
+    def _judge_next_token(self, index: int, shifts: list[Shift]) -> Iterator[Judgement]:
+        """Yield the judgement about the targets of losses; one that asks for the next token is enough."""
+        judgements = [judgement for shift in shifts for judgement in self._judge_shift(index, shift)]
+        yield from sorted(judgements, key=lambda judgement: judgement.verdict != AGREES)[:1]
+
+    def _judge_shift(self, index: int, shift: Shift) -> Iterator[Judgement]:
+        sequence = self.inputs.leaves[index]
+        with hidden_from_modes():
+            token = change_token(sequence, shift)
+        if token is None:
+            return
+        change = self.inputs.token_change(index, token.sequence, token.position - shift.offset)
+        before, after = self._scores(self.call.arguments, shift), self._scores(change.arguments, shift)
+        if before is None or after is None:
+            return
+        unit = self._rounding_unit([before])
+        with hidden_from_modes():
+            furthest = furthest_seen(before, after, token, ROUNDING * unit)
+        if furthest is None:
+            return
+        verdict, found = judge_shift(shift.offset, furthest, not sequence.is_floating_point())
+        sees_it = verdict == DISAGREES and 0 < shift.offset <= furthest
+        yield Judgement(NEXT_TOKEN, verdict, found, self._first_module(change, unit) if sees_it else "")
+
+    def _scores(self, arguments: Any, shift: Shift) -> torch.Tensor | None:
+        """Return what the loss compares with its targets in another execution, in the form (samples, rows, numbers)."""
+        call = self.call
+        with call.restored(), call.executing(several_ranks(), None, arguments) as output, hidden_from_modes():
+            tensors = tensors_in(output)
+            for index, gradient in self._gradients.items():
+                first = first_row(gradient, shift)
+                by_position = _by_position(tensors[index], tuple(gradient.shape))
+                if first is not None and by_position is not None:
+                    return by_position[:, first : first + shift.rows].detach()
+            scores = scores_of(tensors, *shift.counted.shape)
+            return scores[0] if scores else None
 
     def _changes(self, aligned: list[int]) -> Iterator[tuple[Experiment, list[InputChange]]]:
         inputs = self.inputs
@@ -138,12 +207,10 @@ class ChangedCall:
         padding = self.inputs.padding
         if padding is None or padding.sequence not in aligned:
             return
-        form, masked, used = tuple(padding.positions.shape), 0, 0
+        masked = used = 0
         with hidden_from_modes():
-            for gradient in self._gradients:
-                by_position = _by_position(gradient, form)
-                if by_position is not None:
-                    nonzero = by_position.ne(0).any(-1)
+            for nonzero in self._gradients.values():
+                if nonzero.shape == padding.positions.shape:
                     masked += int(padding.positions.sum())
                     used += int((nonzero & padding.positions.to(nonzero.device)).sum())
         if masked and used:

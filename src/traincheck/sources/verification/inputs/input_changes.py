@@ -104,6 +104,18 @@ class CallInputs:
                 return InputChange(self._with(new), part, what, "the output of other samples")
         return None
 
+    @property
+    def forms(self) -> list[tuple[int, ...]]:
+        """The numbers of samples and positions of the sequences, each once."""
+        return list(dict.fromkeys(tuple(self.leaves[index].shape[:2]) for index in self.sequences))
+
+    def token_change(self, index: int, changed: torch.Tensor, position: int) -> InputChange:
+        """Replace a sequence; the outputs up to a position must not change."""
+        length = int(changed.shape[1])
+        earlier = (torch.arange(length) <= position).expand(self.batch, length)
+        part = _first_dimensions((self.batch, length), earlier)
+        return InputChange(self._with({index: changed}), part, "another token", f"the output up to position {position}")
+
     def later_tokens(self, index: int) -> InputChange | None:
         """Replace the last third of a sequence by that of other samples; None where they are equal."""
         sequence = self.leaves[index]

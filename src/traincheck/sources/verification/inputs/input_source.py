@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,15 +28,24 @@ from traincheck.sources.replay.state_snapshot import without_modes
 from traincheck.sources.verification.experiment_source import ExperimentSource
 from traincheck.sources.verification.inputs.changed_calls import ChangedCall, Judgement
 from traincheck.sources.verification.inputs.input_changes import AlignedSequences
+from traincheck.sources.verification.inputs.loss_targets import Target, targets_of
 from traincheck.sources.verification.verified_steps import VerifiedSteps
-from traincheck.vocab.verification import DISAGREES, LATER_TOKENS, PADDING, PADDING_LOSS, SAMPLES, UNDECIDED
+from traincheck.vocab.verification import (
+    DISAGREES,
+    LATER_TOKENS,
+    NEXT_TOKEN,
+    PADDING,
+    PADDING_LOSS,
+    SAMPLES,
+    UNDECIDED,
+)
 
 
 class InputSource(ExperimentSource):
     """Changes the inputs of the first call of each model in a verified step. It attaches after the source `modules`."""
 
     name = "inputs"
-    experiments = (SAMPLES, LATER_TOKENS, PADDING, PADDING_LOSS)
+    experiments = (SAMPLES, LATER_TOKENS, NEXT_TOKEN, PADDING, PADDING_LOSS)
 
     def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
         super().__init__(steps)
@@ -46,6 +56,7 @@ class InputSource(ExperimentSource):
         self._open: ChangedCall | None = None  # the call under way
         self._called: list[ChangedCall] = []  # calls without a backward so far
         self._hooks = ExitStack()  # on their outputs
+        self._targets: list[Target] = []  # of the backward under way
         self._sequences: defaultdict[str, AlignedSequences] = defaultdict(AlignedSequences)  # by model
         self._thread = 0
 
@@ -65,8 +76,14 @@ class InputSource(ExperimentSource):
                 returned(output)
 
         self._calls.add_listener(begins, ends, outermost=True)
-        verify = self._guarded(self._verify)
-        follow: Callable[..., Any] = lambda *args, **kwargs: bool(self._called) or None  # noqa: E731
+        verify, read_targets = self._guarded(self._verify), self._guarded(self._read_targets)
+
+        def follow(tensors: Any, *args: Any, **kwargs: Any) -> bool | None:
+            if not self._called:
+                return None
+            read_targets(tensors)
+            return True
+
         replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: verify(), lambda token: None))
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,12 +132,19 @@ class InputSource(ExperimentSource):
         tensors = call.returns(output)
         if tensors:
             self._called.append(call)
-        for tensor in tensors:
-            self._hooks.callback(tensor.register_hook(lambda gradient: receives(gradient)).remove)
+        for index, tensor in tensors:
+            self._hooks.callback(tensor.register_hook(partial(receives, index)).remove)
+
+    def _read_targets(self, tensors: Any) -> None:
+        losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        self._targets = [
+            target for loss in losses if isinstance(loss, torch.Tensor) and loss.grad_fn for target in targets_of(loss)
+        ]
 
     def _verify(self) -> None:
         if threading.get_ident() != self._thread:
             return
+        targets, self._targets = self._targets, []
         ready = [call for call in self._called if call.has_gradients]
         if not ready:
             return
@@ -132,7 +156,8 @@ class InputSource(ExperimentSource):
             failed = ""
             try:
                 with self._recorder.hooks.suspended():
-                    judgements += call.judge(self._sequences[call.call.name]) if call.call.unchanged else ()
+                    sequences = self._sequences[call.call.name]
+                    judgements += call.judge(sequences, targets) if call.call.unchanged else ()
             except CannotReplay as error:
                 failed = f"the call cannot be executed again: {error}"
             for experiment, verdict, found, first in judgements:
@@ -145,4 +170,5 @@ class InputSource(ExperimentSource):
     def _on_detach(self) -> None:
         self._open = None
         self._called.clear()
+        self._targets.clear()
         self._hooks.close()

@@ -1,0 +1,74 @@
+"""Reads the targets of a loss from its graph, and the scores that they are compared with.
+
+Operations that compare scores with a target save both for the backward: losses of torch, and `gather`, with which
+programs write their own. Losses that are compiled, or that a kernel of another library computes, are not read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.verification.saved_tensors import saved_tensor
+
+MAX_OPERATIONS = 200
+"""Operations between the loss and the scores that are looked at."""
+
+
+class Target(NamedTuple):
+    """The target of a loss, and which of its elements count: those that are not to be ignored."""
+
+    values: torch.Tensor
+    counted: torch.Tensor
+
+
+def targets_of(loss: torch.Tensor) -> list[Target]:
+    """Return the targets of a loss before its backward."""
+    with hidden_from_modes():
+        return [
+            Target(target, target != getattr(function, "_saved_ignore_index", -100))
+            for function, target in _comparisons(loss.grad_fn)
+        ]
+
+
+def scores_of(outputs: Iterable[torch.Tensor], samples: int, rows: int) -> list[torch.Tensor]:
+    """Return what losses in the graphs of `outputs` compare with targets, in the form (samples, rows, numbers)."""
+    found = []
+    with hidden_from_modes():
+        for output in outputs:
+            for function, target in _comparisons(output.grad_fn):
+                scores = saved_tensor(function, "self")
+                if scores is None or target.numel() % (samples * rows) or scores.numel() % (samples * rows):
+                    continue
+                if type(function).__name__.startswith("NllLoss2D"):
+                    scores = scores.movedim(1, -1)
+                found.append(scores.detach().reshape(samples, rows, -1))
+    return found
+
+
+def _comparisons(function: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield the operations next to the end of a graph that compare scores with a target, each with its target."""
+    waiting, known = deque([function]), {function}
+    while waiting and len(known) < MAX_OPERATIONS:
+        current = waiting.popleft()
+        if current is None:
+            continue
+        target = _target(current)
+        if target is not None:
+            yield current, target
+            continue
+        for inner, _ in current.next_functions:
+            if inner not in known:
+                known.add(inner)
+                waiting.append(inner)
+
+
+def _target(function: Any) -> torch.Tensor | None:
+    try:
+        return saved_tensor(function, "index" if type(function).__name__ == "GatherBackward0" else "target")
+    except RuntimeError:  # an earlier backward freed the graph
+        return None
