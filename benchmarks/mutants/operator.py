@@ -39,6 +39,8 @@ GENERAL = {
     "parameters-treated-differently": ("freezing", "groups", "tying", "buffers", "targets"),
     "checkpoint-differs-from-good-runs": ("checkpoints", "resume", "buffers"),
     "batch-differs": ("augmentation", "precision"),
+    "output-depends-on-other-samples": ("axes", "masks", "normalization"),
+    "target-is-not-the-next-token": ("axes", "masks", "loss"),
     "passes-left-early": ("data-order", "samplers"),
     "rate-takes-new-course": ("schedule",),
     "evaluation-changes-training-state": ("modes", "buffers"),
@@ -57,7 +59,7 @@ GENERAL = {
         "resume",
     ),
 }
-"""Diagnoses that compare a run with earlier ones, with the kinds of errors that each of them names."""
+"""Diagnoses that name errors of whole kinds, as those do that compare a run with earlier ones."""
 
 
 @dataclass(frozen=True)

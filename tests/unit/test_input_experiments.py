@@ -18,6 +18,7 @@ from traincheck.vocab.verification import (
     AGREES,
     DISAGREES,
     LATER_TOKENS,
+    MIXED_SAMPLES,
     NEXT_TOKEN,
     PADDING,
     PADDING_LOSS,
@@ -131,10 +132,12 @@ def test_later_tokens_are_seen_without_a_right_mask(sees: int | None, tmp_path: 
 
 
 def test_attention_over_the_batch(tmp_path: Path) -> None:
-    result = run(tmp_path, Transformer(None, batch_first=False), tokens, next_word_loss)
+    result = verified(tmp_path, training(Transformer(None, batch_first=False), tokens, next_word_loss))
     assert set(result.of(SAMPLES.name)) == {DISAGREES}
     assert result.first(SAMPLES.name).first == "Transformer.blocks.0.attention"
     assert "sample 1 in place of sample 2" in result.first(SAMPLES.name).found
+    assert set(result.of(MIXED_SAMPLES.name)) == {DISAGREES}
+    assert result.first(MIXED_SAMPLES.name).found.endswith("the outputs of all 3 other samples changed")
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -144,15 +147,96 @@ def test_recurrent_models(bidirectional: bool, tmp_path: Path) -> None:
     assert set(result.of(LATER_TOKENS.name)) == {DISAGREES if bidirectional else AGREES}
 
 
-def test_batch_statistics_leave_it_undecided(tmp_path: Path) -> None:
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)
-    result = run(tmp_path, nn.Sequential(*layers), images)
-    assert set(result.of(SAMPLES.name)) == {UNDECIDED}
-    assert "statistics of the batch" in result.first(SAMPLES.name).found
-    model = nn.Sequential(*layers)
-    model.train()
+def test_batch_normalization_is_executed_with_its_running_statistics(tmp_path: Path) -> None:
+    def layers(**settings: bool) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, **settings), nn.Flatten(), nn.Linear(144, 3))
+
+    model = layers()
+    assert set(run(tmp_path / "running", model, images).of(SAMPLES.name)) == {AGREES}
+    assert model[1].training, "the mode is as before"
     model[1].eval()  # a frozen layer
     assert set(run(tmp_path / "frozen", model, images).of(SAMPLES.name)) == {AGREES}
+    result = run(tmp_path / "none", layers(track_running_stats=False), images)
+    assert set(result.of(SAMPLES.name)) == {UNDECIDED}
+    assert "statistics of the batch" in result.first(SAMPLES.name).found
+
+
+class Mixing(nn.Module):
+    """Classifies features after `mix`, which may use all samples of a batch."""
+
+    def __init__(self, mix: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.head, self.mix = nn.Linear(6, 8), nn.Linear(8, 3), mix
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.mix(self.first(x)))
+
+
+def class_loss(output: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, torch.arange(len(inputs)) % 3)
+
+
+def rows(count: int = 12) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(count, 6),)
+
+
+def mixed(folder: Path, model: nn.Module, batch: Batch = rows, loss: Loss = class_loss) -> set[str]:
+    return set(verified(folder, training(model, batch, loss)).of(MIXED_SAMPLES.name))
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_a_softmax_over_the_batch(dimension: int, tmp_path: Path) -> None:
+    model = Mixing(lambda x: x.softmax(dimension))
+    assert mixed(tmp_path, model) == {AGREES if dimension else DISAGREES}
+
+
+def test_statistics_that_a_model_keeps_may_be_those_of_the_batch(tmp_path: Path) -> None:
+    def normalize(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            model.mean.lerp_(x.mean(0), 0.1)
+        return x - x.mean(0)
+
+    model = Mixing(normalize)
+    assert mixed(tmp_path, model) == {UNDECIDED}
+
+
+def test_samples_that_compete_are_not_judged(tmp_path: Path) -> None:
+    """An expert takes the samples with the highest scores only."""
+    model = Mixing(lambda x: x * (x[:, :1] >= x[:, 0].topk(6).values.min()))
+    assert mixed(tmp_path, model) <= {UNDECIDED, AGREES}
+
+
+def test_a_program_with_one_batch_may_mix_its_samples(tmp_path: Path) -> None:
+    (graph,) = rows()
+    assert mixed(tmp_path, Mixing(lambda x: x.softmax(0)), lambda: (graph,)) == set()
+
+
+def test_a_similarity_of_samples_is_no_output_of_one(tmp_path: Path) -> None:
+    def loss(output: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, torch.arange(len(inputs)))
+
+    class Similarity(Mixing):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            features = self.first(x)
+            return features @ features.T
+
+    assert mixed(tmp_path, Similarity(nn.Identity()), rows, loss) == set()
+
+
+def test_positions_in_the_first_dimension_are_no_samples(tmp_path: Path) -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.GRU(6, 8, bidirectional=True), nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.rnn(x)[0])
+
+    def loss(output: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.flatten(0, 1), torch.arange(45) % 3)
+
+    assert mixed(tmp_path, TimeFirst(), features, loss) == set()
 
 
 def failing(folder: Path, model: nn.Module, batch: Batch, loss: Loss) -> tuple[set[str], str, str]:
@@ -218,6 +302,37 @@ def test_a_forecast_does_not_see_its_target(bidirectional: bool, tmp_path: Path)
         return F.mse_loss(output[:, :-1], x[:, 1:])
 
     assert failing(tmp_path, Forecast(), features, loss)[0] == {DISAGREES if bidirectional else AGREES}
+
+
+@pytest.mark.parametrize("sees", [0, 1])
+def test_samples_may_be_in_the_second_dimension(sees: int, tmp_path: Path) -> None:
+    class PositionsFirst(Transformer):
+        def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(tokens.T).transpose(0, 1)
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        words = torch.randint(1, WORDS, (LENGTH + 1, BATCH))
+        labels.append(words[1:].flatten())
+        return (words[:-1],)
+
+    labels: list[torch.Tensor] = []
+    loss: Loss = lambda output, _: F.cross_entropy(output.flatten(0, 1), labels[-1])  # noqa: E731
+    assert failing(tmp_path, PositionsFirst(sees), batch, loss)[0] == {DISAGREES if sees else AGREES}
+
+
+def test_a_source_may_hold_the_target(tmp_path: Path) -> None:
+    """The decoder translates each sequence into itself, without its first token."""
+    words: list[torch.Tensor] = []
+
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        words.append(tokens()[0])
+        return words[-1], words[-1][:, :-1]
+
+    def loss(output: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.flatten(0, 1), source[:, 1:].flatten())
+
+    assert failing(tmp_path, Translator(True), batch, loss)[0] == {AGREES}
+    assert failing(tmp_path / "leak", Translator(False), batch, loss)[0] == {DISAGREES}
 
 
 class OnlyLoss(nn.Module):

@@ -35,6 +35,7 @@ ACCUMULATION = Experiment("accumulation", "all elements of accumulated micro-bat
 RECOMPUTATION = Experiment("recomputation", "a recomputation under activation checkpointing gives the first results")
 ROUND_TRIP = Experiment("round_trip", "a checkpoint that is loaded into a copy gives the same outputs and update")
 SAMPLES = Experiment("samples", "the output of a sample does not depend on other samples", universal=False)
+MIXED_SAMPLES = Experiment("mixed_samples", "a sample does not change the outputs of all others")
 PADDING = Experiment("padding", "masked padding does not change outputs", universal=False)
 PADDING_LOSS = Experiment("padding_loss", "masked padding does not contribute to the loss", universal=False)
 LATER_TOKENS = Experiment("later_tokens", "a later token does not change an earlier output", universal=False)
@@ -44,7 +45,7 @@ EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
         ALGORITHM, DERIVATIVE, ACCUMULATION, RECOMPUTATION, ROUND_TRIP, SAMPLES, PADDING, PADDING_LOSS, LATER_TOKENS,
-        NEXT_TOKEN,
+        MIXED_SAMPLES, NEXT_TOKEN,
     )
 }  # fmt: skip
 """All experiments, by name."""

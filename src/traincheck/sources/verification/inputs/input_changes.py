@@ -36,7 +36,7 @@ class InputChange(NamedTuple):
     """Other arguments of a call, and which elements of its outputs must keep their values.
 
     `expects_effect` says that other elements have to change, or the change shows nothing. `what` describes the change,
-    and `kept` those elements.
+    and `kept` those elements. `others` are the samples that did not change, where one did.
     """
 
     arguments: Any
@@ -44,6 +44,7 @@ class InputChange(NamedTuple):
     what: str
     kept: str
     expects_effect: bool = True
+    others: torch.Tensor | None = None
 
 
 class Padding(NamedTuple):
@@ -101,19 +102,34 @@ class CallInputs:
                 rows = torch.arange(self.batch) != sample
                 part = _first_dimensions((self.batch,), rows, self._length)
                 what = f"sample {other} in place of sample {sample}"
-                return InputChange(self._with(new), part, what, "the output of other samples")
+                return InputChange(self._with(new), part, what, "the output of other samples", others=rows)
         return None
+
+    @property
+    def are_of_batch(self) -> bool:
+        """Whether all tensors among the arguments have the batch as first dimension, and as no second one."""
+        tensors = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        return len(tensors) == len(self._of_batch) and all(t.shape[1:2] != (self.batch,) for t in tensors)
+
+    def has_one_for_each_sample(self, target: torch.Tensor) -> bool:
+        """Whether the first dimension of a target is known to be that of the batch.
+
+        A sequence may have its positions in the first dimension; a target of that form does not tell.
+        """
+        first = next(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.dim())
+        may_be_positions = first.dim() == 3 or (first.dim() == 2 and not first.is_floating_point())
+        return target.shape[:1] == (self.batch,) and (target.numel() == self.batch or not may_be_positions)
 
     @property
     def forms(self) -> list[tuple[int, ...]]:
         """The numbers of samples and positions of the sequences, each once."""
         return list(dict.fromkeys(tuple(self.leaves[index].shape[:2]) for index in self.sequences))
 
-    def token_change(self, index: int, changed: torch.Tensor, position: int) -> InputChange:
-        """Replace a sequence; the outputs up to a position must not change."""
-        length = int(changed.shape[1])
-        earlier = (torch.arange(length) <= position).expand(self.batch, length)
-        part = _first_dimensions((self.batch, length), earlier)
+    def token_change(self, index: int, changed: torch.Tensor, position: int, positions_first: bool) -> InputChange:
+        """Replace a sequence; the outputs up to a position must not change. Samples may be in the second dimension."""
+        form = tuple(changed.shape[:2])
+        positions = torch.arange(form[0])[:, None] if positions_first else torch.arange(form[1])
+        part = _first_dimensions(form, (positions <= position).expand(form))
         return InputChange(self._with({index: changed}), part, "another token", f"the output up to position {position}")
 
     def later_tokens(self, index: int) -> InputChange | None:
@@ -228,6 +244,29 @@ def _first_dimensions(form: tuple[int, ...], chosen: torch.Tensor, length: int =
         return output[rows.to(output.device)]
 
     return part
+
+
+def changed_samples(
+    before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None], change: InputChange, unit: float
+) -> torch.Tensor | None:
+    """Return which samples have other outputs after a change of one; None where no output has one row for each.
+
+    An output whose second dimension has the size of the batch may compare samples, and is left out.
+    """
+    assert change.others is not None
+    number = len(change.others)
+    found: torch.Tensor | None = None
+    with hidden_from_modes():
+        for old, new in zip(before, after, strict=True):
+            if old is None or new is None or old.shape != new.shape or not old.is_floating_point():
+                continue
+            if not old.dim() or old.shape[0] % number or old.shape[1:2] == (number,):
+                continue
+            rows = (new.double() - old.double()).abs().reshape(number, -1).amax(1).cpu()
+            bound = ROUNDING * max(unit, torch.finfo(old.dtype).eps) * float(_largest(old))
+            changed = ~(rows <= bound) & ~rows.isnan()
+            found = changed if found is None else found | changed
+    return found
 
 
 class Comparison(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,13 +27,15 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
 from traincheck.sources.verification.experiment_source import ExperimentSource
-from traincheck.sources.verification.inputs.changed_calls import ChangedCall, Judgement
+from traincheck.sources.verification.inputs.changed_calls import ChangedCall
 from traincheck.sources.verification.inputs.input_changes import AlignedSequences
+from traincheck.sources.verification.inputs.judging import Judgement, judge
 from traincheck.sources.verification.inputs.loss_targets import Target, targets_of
 from traincheck.sources.verification.verified_steps import VerifiedSteps
 from traincheck.vocab.verification import (
     DISAGREES,
     LATER_TOKENS,
+    MIXED_SAMPLES,
     NEXT_TOKEN,
     PADDING,
     PADDING_LOSS,
@@ -45,7 +48,7 @@ class InputSource(ExperimentSource):
     """Changes the inputs of the first call of each model in a verified step. It attaches after the source `modules`."""
 
     name = "inputs"
-    experiments = (SAMPLES, LATER_TOKENS, NEXT_TOKEN, PADDING, PADDING_LOSS)
+    experiments = (SAMPLES, MIXED_SAMPLES, LATER_TOKENS, NEXT_TOKEN, PADDING, PADDING_LOSS)
 
     def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
         super().__init__(steps)
@@ -59,16 +62,21 @@ class InputSource(ExperimentSource):
         self._targets: list[Target] = []  # of the backward under way
         self._sequences: defaultdict[str, AlignedSequences] = defaultdict(AlignedSequences)  # by model
         self._thread = 0
+        self._inputs: weakref.WeakKeyDictionary[nn.Module, Callable[[], object]] = (
+            weakref.WeakKeyDictionary()
+        )  # last ones
 
     def _observe(self, undo: UndoStack, recorder: Recorder) -> None:
         capture, returned = self._guarded(self._capture), self._guarded(self._returned)
         release = recorder.guarded(self.name, self._on_detach, always=True)
+        note_input = recorder.guarded(self.name, self._note_input)
 
         def begins(module: nn.Module, args: Any) -> None:
             if self._called and recorder.steps.window_step != self._step:
                 release()
             if self._is_verified(module):
                 capture(module, args)
+            note_input(module, args)
 
         def ends(module: nn.Module, args: Any, output: Any) -> None:
             call = self._open
@@ -105,6 +113,11 @@ class InputSource(ExperimentSource):
             and recorder.hooks.in_one_thread  # all threads share the random streams
         )
 
+    def _note_input(self, module: nn.Module, args: Any) -> None:
+        tensor = next((argument for argument in args if isinstance(argument, torch.Tensor)), None)
+        if tensor is not None:
+            self._inputs[module] = weakref.ref(tensor)
+
     def _capture(self, module: nn.Module, args: Any) -> None:
         step = self._recorder.steps.window_step
         if step != self._step:
@@ -118,7 +131,9 @@ class InputSource(ExperimentSource):
         self._names.add(name)
         self._thread = threading.get_ident()
         try:
-            self._open = ChangedCall(name, module, args, keywords_of_call(self._recorder))
+            last = self._inputs.get(module)
+            same = last is not None and any(last() is argument for argument in args)
+            self._open = ChangedCall(name, module, args, keywords_of_call(self._recorder), same)
         except CannotReplay as error:
             self._reporters[SAMPLES.name].report(name, UNDECIDED, f"the call cannot be executed again: {error}")
         else:
@@ -157,7 +172,7 @@ class InputSource(ExperimentSource):
             try:
                 with self._recorder.hooks.suspended():
                     sequences = self._sequences[call.call.name]
-                    judgements += call.judge(sequences, targets) if call.call.unchanged else ()
+                    judgements += judge(call, sequences, targets) if call.call.unchanged else ()
             except CannotReplay as error:
                 failed = f"the call cannot be executed again: {error}"
             for experiment, verdict, found, first in judgements:

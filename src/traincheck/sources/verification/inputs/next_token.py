@@ -7,6 +7,9 @@ mask that is off by one, labels that are not shifted). With a larger one, it is 
 (labels that are shifted twice). Both numbers are measured: k from values of the batch, r from one execution with
 another token at one position.
 
+Several sequences may have the targets among their tokens. A source that a decoder translates may even be equal to them,
+and one sequence with k = r + 1 is enough. Samples may be in the second dimension.
+
 An autoencoder has k = 0, and sees everything; how little of it passes its bottleneck does not show. So k = 0 is judged
 only where r = 0. Sequences of numbers are judged only where they see a later target: a forecast may skip values.
 """
@@ -29,14 +32,23 @@ MIN_ROWS, MIN_COUNTED = 3, 16
 
 
 class Shift(NamedTuple):
-    """How far the target of each row of scores is from its position in a sequence, and which targets count."""
+    """How far the target of each row of scores is from its position in a sequence, and which targets count.
+
+    `counted` has the form (samples, rows). `positions_first` says that samples are in the second dimension of the
+    sequence and of the target.
+    """
 
     offset: int
     counted: torch.Tensor
+    positions_first: bool = False
 
     @property
     def rows(self) -> int:
         return int(self.counted.shape[1])
+
+    def samples_first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with samples and positions as its first dimensions, in this order; the reverse is the same."""
+        return tensor.transpose(0, 1) if self.positions_first else tensor
 
 
 class ChangedToken(NamedTuple):
@@ -49,6 +61,16 @@ class ChangedToken(NamedTuple):
 
 def shift_between(sequence: torch.Tensor, target: Target) -> Shift | None:
     """Return how far the targets are from their positions in `sequence`; None where they are no tokens of it."""
+    shift = _shift_of_rows(sequence, target)
+    if shift is not None or target.values.numel() % sequence[0].numel():
+        return shift
+    form = target.values.numel() // sequence[0].numel(), *sequence.shape[1:]
+    by_position = Target(target.values.reshape(form).transpose(0, 1), target.counted.reshape(form).transpose(0, 1))
+    shift = _shift_of_rows(sequence.transpose(0, 1), by_position)
+    return None if shift is None else shift._replace(positions_first=True)
+
+
+def _shift_of_rows(sequence: torch.Tensor, target: Target) -> Shift | None:
     samples, length, *rest = sequence.shape
     features = sequence[0, 0].numel()
     rows, left = divmod(target.values.numel(), samples * features)
@@ -65,25 +87,28 @@ def shift_between(sequence: torch.Tensor, target: Target) -> Shift | None:
 
 
 def _share(sequence: torch.Tensor, values: torch.Tensor, counted: torch.Tensor, offset: int) -> float:
-    """Return the share of counted targets that are the token at an offset; 0 where too few can be compared."""
+    """Return the share of counted targets that are the token at an offset; 0 where less than half can be compared."""
     first, end = max(0, -offset), min(values.shape[1], sequence.shape[1] - offset)
     if first >= end:
         return 0.0
     compared = counted[:, first:end]
     equal = values[:, first:end] == sequence[:, first + offset : end + offset]
     number = int(compared.sum())
-    if number < MIN_COUNTED:
+    if number < max(MIN_COUNTED, int(counted.sum()) / 2):
         return 0.0
     return int((equal.flatten(2).all(2) if equal.dim() > 2 else equal)[compared].sum()) / number
 
 
-def first_row(gradient: torch.Tensor, shift: Shift) -> int | None:
+def first_row(gradient: torch.Tensor, counted: torch.Tensor) -> int | None:
     """Return the position of an output that the first target belongs to; None where its gradient does not show it.
 
-    `gradient` says which positions of the output have a gradient. Those without a target have none.
+    `gradient` says which positions of the output have a gradient, and `counted` which targets count. Positions without
+    such a target have none.
     """
-    positions, rows = gradient.shape[1], shift.rows
-    counted = shift.counted.to(gradient.device)
+    if gradient.shape[0] != counted.shape[0]:
+        return None
+    positions, rows = gradient.shape[1], counted.shape[1]
+    counted = counted.to(gradient.device)
     for first in range(positions - rows + 1):
         within = gradient[:, first : first + rows]
         if int(within.sum()) == int(gradient.sum()) > 0 and not bool((within & ~counted).any()):
@@ -93,6 +118,7 @@ def first_row(gradient: torch.Tensor, shift: Shift) -> int | None:
 
 def change_token(sequence: torch.Tensor, shift: Shift) -> ChangedToken | None:
     """Put tokens of other samples or positions where a target is; None where all candidates are equal."""
+    sequence = shift.samples_first(sequence)
     length = sequence.shape[1]
     row = min(2 * shift.rows // 3, shift.rows - 1, length - 1 - shift.offset)
     position = row + shift.offset
@@ -102,7 +128,7 @@ def change_token(sequence: torch.Tensor, shift: Shift) -> ChangedToken | None:
         if int(differ.sum()) * 2 >= int(shift.counted[:, row].sum()) > 0:
             changed = sequence.detach().clone()
             changed[:, position] = others
-            return ChangedToken(changed, position, differ)
+            return ChangedToken(shift.samples_first(changed), position, differ)
     return None
 
 

@@ -1,0 +1,207 @@
+"""Judges a call of a model by executing it again with changed inputs: which outputs change, and which must not.
+
+Note [Mixed samples]
+In most programs, an output of a sample depends on this sample alone. A softmax over the wrong dimension, statistics
+over the batch, or attention whose batch is in the other dimension make each output depend on all samples. That is
+judged without good runs where it is an error: the first dimension is known to be the batch (each sample has a target,
+or each position the next token), the program trains on other batches in each step (a graph or a Gaussian process has
+one), all arguments are of the batch (no edges between samples), the call keeps its buffers (no running statistics), and
+the output has no samples in its second dimension (no similarities). Then a changed sample must not change the outputs
+of all others. Where it changes some, samples may compete, as tokens do for experts with a capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from traincheck.sources.replay.fingerprints import CannotReplay
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.verification.inputs.changed_calls import ChangedCall
+from traincheck.sources.verification.inputs.input_changes import (
+    ROUNDING,
+    AlignedSequences,
+    Comparison,
+    InputChange,
+    changed_samples,
+    compare,
+)
+from traincheck.sources.verification.inputs.loss_targets import Target
+from traincheck.sources.verification.inputs.next_token import (
+    Shift,
+    change_token,
+    furthest_seen,
+    judge_shift,
+    shift_between,
+)
+from traincheck.vocab.verification import (
+    AGREES,
+    DISAGREES,
+    LATER_TOKENS,
+    MIXED_SAMPLES,
+    NEXT_TOKEN,
+    PADDING,
+    PADDING_LOSS,
+    SAMPLES,
+    UNDECIDED,
+    Experiment,
+)
+
+MIN_SAMPLES = 4
+"""Of fewer samples, all others may change by chance."""
+
+
+class Judgement(NamedTuple):
+    """The verdict of an experiment about a call, what was seen, and the first module that shows it."""
+
+    experiment: Experiment
+    verdict: str
+    found: str = ""
+    first: str = ""
+
+
+def judge(call: ChangedCall, sequences: AlignedSequences, targets: Sequence[Target] = ()) -> Iterator[Judgement]:
+    """Yield the judgements of all experiments that apply to a call. Raises CannotReplay.
+
+    `sequences` are those of the model's earlier calls, and `targets` those of the losses of its outputs.
+    """
+    aligned = sequences.add(call.inputs, call.shapes)
+    yield from _padding_loss(call, aligned)
+    shifts = _shifts(call, targets)
+    judging = [(name, partial(_change, call, name, changes)) for name, changes in _changes(call, aligned) if changes]
+    if shifts:
+        judging.append((NEXT_TOKEN, partial(_next_token, call, shifts)))
+    if _samples_are_known(call, targets, shifts):
+        judging.append((MIXED_SAMPLES, partial(_mixed_samples, call, targets)))
+    for experiment, judgements in judging:
+        if call.unknown:
+            yield Judgement(experiment, UNDECIDED, call.unknown)
+            continue
+        try:
+            yield from list(judgements())
+        except CannotReplay as error:
+            yield Judgement(experiment, UNDECIDED, f"the call cannot be executed with other inputs: {error}")
+
+
+def _changes(call: ChangedCall, aligned: list[int]) -> Iterator[tuple[Experiment, list[InputChange]]]:
+    inputs = call.inputs
+    later = [inputs.later_tokens(index) for index in aligned]
+    padding = None if inputs.padding is None else inputs.padding_change(inputs.padding)
+    for experiment, changes in ((SAMPLES, [inputs.other_sample()]), (LATER_TOKENS, later), (PADDING, [padding])):
+        yield experiment, [change for change in changes if change is not None]
+
+
+def _change(call: ChangedCall, experiment: Experiment, changes: list[InputChange]) -> Iterator[Judgement]:
+    """Yield the judgement of an experiment, which is one about each of several inputs."""
+    unit = call.rounding_unit
+    pairs = [
+        (change, compare(call.before, call.outputs(change.arguments), change.constant, unit)) for change in changes
+    ]
+    pairs = [(change, seen) for change, seen in pairs if seen.compared and (seen.effect or not change.expects_effect)]
+    if not pairs:
+        return
+    verdicts = {_verdict(seen) for _, seen in pairs}
+    if verdicts == {AGREES}:
+        yield Judgement(experiment, AGREES)
+    elif verdicts == {DISAGREES}:
+        change, seen = pairs[0]
+        found = f"with {change.what}, {seen.number:,} elements of {change.kept} changed by up to {seen.change:.2g}"
+        yield Judgement(experiment, DISAGREES, found, call.first_module(change))
+    elif len(verdicts) > 1:
+        yield Judgement(experiment, UNDECIDED, "it holds for some of its inputs")
+    else:
+        yield Judgement(experiment, UNDECIDED, "outputs changed by no more than rounding, or are not finite")
+
+
+def _verdict(seen: Comparison) -> str:
+    return AGREES if seen.is_equal else DISAGREES if seen.differs else UNDECIDED
+
+
+def _padding_loss(call: ChangedCall, aligned: list[int]) -> Iterator[Judgement]:
+    padding = call.inputs.padding
+    if padding is None or padding.sequence not in aligned:
+        return
+    masked = used = 0
+    with hidden_from_modes():
+        for nonzero in call.gradients.values():
+            if nonzero.shape == padding.positions.shape:
+                masked += int(padding.positions.sum())
+                used += int((nonzero & padding.positions.to(nonzero.device)).sum())
+    if masked and used:
+        found = f"the loss has a gradient at {used:,} of {masked:,} masked positions of its output"
+        yield Judgement(PADDING_LOSS, DISAGREES, found)
+    elif masked:
+        yield Judgement(PADDING_LOSS, AGREES)
+
+
+def _shifts(call: ChangedCall, targets: Sequence[Target]) -> list[tuple[int, Shift]]:
+    """Return how far the targets are from their positions in each sequence, where they are tokens of it."""
+    inputs = call.inputs
+    with hidden_from_modes():
+        found = [(i, shift_between(inputs.leaves[i], target)) for i in inputs.sequences for target in targets]
+    return [(index, shift) for index, shift in found if shift is not None]
+
+
+def _next_token(call: ChangedCall, shifts: list[tuple[int, Shift]]) -> Iterator[Judgement]:
+    """Yield the judgement about the targets of losses; one that asks for the next token is enough."""
+    judgements = [judgement for index, shift in shifts for judgement in _shift(call, index, shift)]
+    yield from sorted(judgements, key=lambda judgement: judgement.verdict != AGREES)[:1]
+
+
+def _shift(call: ChangedCall, index: int, shift: Shift) -> Iterator[Judgement]:
+    sequence = call.inputs.leaves[index]
+    with hidden_from_modes():
+        token = change_token(sequence, shift)
+    if token is None:
+        return
+    change = call.inputs.token_change(index, token.sequence, token.position - shift.offset, shift.positions_first)
+    before, after = call.scores(call.call.arguments, shift), call.scores(change.arguments, shift)
+    if before is None or after is None:
+        return
+    with hidden_from_modes():
+        furthest = furthest_seen(before, after, token, ROUNDING * call.rounding_unit)
+    if furthest is None:
+        return
+    verdict, found = judge_shift(shift.offset, furthest, not sequence.is_floating_point())
+    sees_it = verdict == DISAGREES and 0 < shift.offset <= furthest
+    yield Judgement(NEXT_TOKEN, verdict, found, call.first_module(change) if sees_it else "")
+
+
+def _samples_are_known(call: ChangedCall, targets: Sequence[Target], shifts: list[tuple[int, Shift]]) -> bool:
+    """Whether each output is known to belong to a sample, see Note [Mixed samples]."""
+    inputs = call.inputs
+    known = any(inputs.has_one_for_each_sample(target.values) for target in targets)
+    known = known or any(not shift.positions_first for _, shift in shifts)
+    return known and inputs.are_of_batch and not call.same_batch
+
+
+def _mixed_samples(call: ChangedCall, targets: Sequence[Target]) -> Iterator[Judgement]:
+    """Yield the judgement whether one sample changes the outputs of all others."""
+    change = call.inputs.other_sample()
+    if change is None or call.inputs.batch < MIN_SAMPLES:
+        return
+    before, after = call.before, call.outputs(change.arguments)
+    if not call.keeps_buffers:
+        yield Judgement(MIXED_SAMPLES, UNDECIDED, "the call changes buffers, as running statistics do")
+        return
+    changed = changed_samples(before, after, change, call.rounding_unit)
+    if changed is None:
+        for target in targets:
+            rows, left = divmod(target.values.numel(), call.inputs.batch)
+            if not left:
+                each = Shift(0, torch.ones(call.inputs.batch, rows, dtype=torch.bool))
+                scores = call.scores(call.call.arguments, each), call.scores(change.arguments, each)
+                changed = changed_samples(scores[:1], scores[1:], change, call.rounding_unit)
+    if changed is None or not changed.any():
+        return
+    others = changed[change.others]
+    if others.all():
+        found = f"with {change.what}, the outputs of all {len(others)} other samples changed"
+        yield Judgement(MIXED_SAMPLES, DISAGREES, found, call.first_module(change))
+    elif others.any():
+        yield Judgement(MIXED_SAMPLES, UNDECIDED, "some of its samples change the outputs of some others")
+    else:
+        yield Judgement(MIXED_SAMPLES, AGREES)
