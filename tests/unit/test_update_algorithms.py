@@ -129,6 +129,23 @@ def test_updates_are_those_of_the_documented_algorithm(name: str, way: Settings)
         pytest.skip("torch has no such optimizer, or not this option")
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_fused_kernels_may_hold_their_decays_in_single_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for GPUs do: an element of the second moment is then off by one part in 80,000."""
+
+    def rounds(update: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*args: Any, beta1: float, beta2: float, **kwargs: Any) -> None:
+            decays = (float(torch.tensor(decay, dtype=torch.float32)) for decay in (beta1, beta2))
+            update(*args, **dict(zip(("beta1", "beta2"), decays, strict=True)), **kwargs)
+
+        return function
+
+    patched(monkeypatch, "adam", "_fused_adam", rounds)
+    optimizer = build(name, {"fused": True}, torch.float32)
+    assert optimizer is not None
+    assert [comparison for comparison in comparisons(optimizer) if comparison.off] == []
+
+
 # -- wrong updates -----------------------------------------------------------------------------------------------------
 
 

@@ -71,8 +71,10 @@ class UpdateInputs:
 
     def pair(self, name: str) -> tuple[Any, Any]:
         """A setting of two numbers."""
-        first, second = self._settings[name]
-        return self._number(first), self._number(second)
+        first, second = (self._number(number) for number in self._settings[name])
+        if self.flag("fused"):  # the kernels for GPUs subtract a decay from one in single precision
+            return self.on_device(first), self.on_device(second)
+        return first, second
 
     def flag(self, name: str) -> bool:
         """Whether an option is set."""
