@@ -255,7 +255,7 @@ def changed_samples(
     """
     assert change.others is not None
     number = len(change.others)
-    found: torch.Tensor | None = None
+    changed: torch.Tensor | None = None
     with hidden_from_modes():
         for old, new in zip(before, after, strict=True):
             if old is None or new is None or old.shape != new.shape or not old.is_floating_point():
@@ -264,9 +264,9 @@ def changed_samples(
                 continue
             rows = (new.double() - old.double()).abs().reshape(number, -1).amax(1).cpu()
             bound = ROUNDING * max(unit, torch.finfo(old.dtype).eps) * float(_largest(old))
-            changed = ~(rows <= bound) & ~rows.isnan()
-            found = changed if found is None else found | changed
-    return found
+            differs = ~(rows <= bound) & ~rows.isnan()
+            changed = differs if changed is None else changed | differs
+    return changed
 
 
 class Comparison(NamedTuple):

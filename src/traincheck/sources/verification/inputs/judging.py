@@ -141,8 +141,8 @@ def _shifts(call: ChangedCall, targets: Sequence[Target]) -> list[tuple[int, Shi
     """Return how far the targets are from their positions in each sequence, where they are tokens of it."""
     inputs = call.inputs
     with hidden_from_modes():
-        found = [(i, shift_between(inputs.leaves[i], target)) for i in inputs.sequences for target in targets]
-    return [(index, shift) for index, shift in found if shift is not None]
+        shifts = [(i, shift_between(inputs.leaves[i], target)) for i in inputs.sequences for target in targets]
+    return [(index, shift) for index, shift in shifts if shift is not None]
 
 
 def _next_token(call: ChangedCall, shifts: list[tuple[int, Shift]]) -> Iterator[Judgement]:
@@ -165,17 +165,17 @@ def _shift(call: ChangedCall, index: int, shift: Shift) -> Iterator[Judgement]:
         furthest = furthest_seen(before, after, token, ROUNDING * call.rounding_unit)
     if furthest is None:
         return
-    verdict, found = judge_shift(shift.offset, furthest, not sequence.is_floating_point())
+    verdict, text = judge_shift(shift.offset, furthest, not sequence.is_floating_point())
     sees_it = verdict == DISAGREES and 0 < shift.offset <= furthest
-    yield Judgement(NEXT_TOKEN, verdict, found, call.first_module(change) if sees_it else "")
+    yield Judgement(NEXT_TOKEN, verdict, text, call.first_module(change) if sees_it else "")
 
 
 def _samples_are_known(call: ChangedCall, targets: Sequence[Target], shifts: list[tuple[int, Shift]]) -> bool:
     """Whether each output is known to belong to a sample, see Note [Mixed samples]."""
     inputs = call.inputs
-    known = any(inputs.has_one_for_each_sample(target.values) for target in targets)
-    known = known or any(not shift.positions_first for _, shift in shifts)
-    return known and inputs.are_of_batch and not call.same_batch
+    has_targets = any(inputs.has_one_for_each_sample(target.values) for target in targets)
+    has_targets = has_targets or any(not shift.positions_first for _, shift in shifts)
+    return has_targets and inputs.are_of_batch and not call.same_batch
 
 
 def _mixed_samples(call: ChangedCall, targets: Sequence[Target]) -> Iterator[Judgement]:
@@ -192,15 +192,15 @@ def _mixed_samples(call: ChangedCall, targets: Sequence[Target]) -> Iterator[Jud
         for target in targets:
             rows, left = divmod(target.values.numel(), call.inputs.batch)
             if not left:
-                each = Shift(0, torch.ones(call.inputs.batch, rows, dtype=torch.bool))
-                scores = call.scores(call.call.arguments, each), call.scores(change.arguments, each)
+                all_rows = Shift(0, torch.ones(call.inputs.batch, rows, dtype=torch.bool))
+                scores = call.scores(call.call.arguments, all_rows), call.scores(change.arguments, all_rows)
                 changed = changed_samples(scores[:1], scores[1:], change, call.rounding_unit)
     if changed is None or not changed.any():
         return
     others = changed[change.others]
     if others.all():
-        found = f"with {change.what}, the outputs of all {len(others)} other samples changed"
-        yield Judgement(MIXED_SAMPLES, DISAGREES, found, call.first_module(change))
+        text = f"with {change.what}, the outputs of all {len(others)} other samples changed"
+        yield Judgement(MIXED_SAMPLES, DISAGREES, text, call.first_module(change))
     elif others.any():
         yield Judgement(MIXED_SAMPLES, UNDECIDED, "some of its samples change the outputs of some others")
     else:

@@ -37,7 +37,7 @@ def targets_of(loss: torch.Tensor) -> list[Target]:
 
 def scores_of(outputs: Iterable[torch.Tensor], samples: int, rows: int) -> list[torch.Tensor]:
     """Return what losses in the graphs of `outputs` compare with targets, in the form (samples, rows, numbers)."""
-    found = []
+    all_scores = []
     with hidden_from_modes():
         for output in outputs:
             for function, target in _comparisons(output.grad_fn):
@@ -46,14 +46,14 @@ def scores_of(outputs: Iterable[torch.Tensor], samples: int, rows: int) -> list[
                     continue
                 if type(function).__name__.startswith("NllLoss2D"):
                     scores = scores.movedim(1, -1)
-                found.append(scores.detach().reshape(samples, rows, -1))
-    return found
+                all_scores.append(scores.detach().reshape(samples, rows, -1))
+    return all_scores
 
 
 def _comparisons(function: Any) -> Iterator[tuple[Any, torch.Tensor]]:
     """Yield the operations next to the end of a graph that compare scores with a target, each with its target."""
-    waiting, known = deque([function]), {function}
-    while waiting and len(known) < MAX_OPERATIONS:
+    waiting, seen = deque([function]), {function}
+    while waiting and len(seen) < MAX_OPERATIONS:
         current = waiting.popleft()
         if current is None:
             continue
@@ -62,8 +62,8 @@ def _comparisons(function: Any) -> Iterator[tuple[Any, torch.Tensor]]:
             yield current, target
             continue
         for inner, _ in current.next_functions:
-            if inner not in known:
-                known.add(inner)
+            if inner not in seen:
+                seen.add(inner)
                 waiting.append(inner)
 
 

@@ -157,6 +157,6 @@ def judge_shift(offset: int, furthest: int, is_tokens: bool) -> tuple[str, str]:
         where = f"the token {offset} after its position" if offset else "the token at its own position"
         return DISAGREES, f"the target of an output is {where}, and the output depends on that token"
     if furthest == 0 and is_tokens:
-        found = f"the target of an output is the token {offset} after its position, and the output depends on none "
-        return DISAGREES, f"{found}after its own: it is not asked for the next one"
+        text = f"the target of an output is the token {offset} after its position, and the output depends on none "
+        return DISAGREES, f"{text}after its own: it is not asked for the next one"
     return UNDECIDED, f"its target is {offset} positions later, and its output depends on none of the last {offset}"
