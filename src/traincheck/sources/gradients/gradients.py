@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import NONE, PLAIN, SOME, ZERO, deferred_fingerprints, deferred_states
 from traincheck.sources.tensors.spot_checks import Probe, changed, probe
+from traincheck.sources.tensors.value_facts import device_norms
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import Facts
 
@@ -273,8 +274,9 @@ class Gradients:
         scale: float | DeferredValue = 0.0,
         *,
         backward: bool = False,
-    ) -> None:
-        """Record how `call` changed the gradients in `before`.
+    ) -> dict[int, DeferredValue]:
+        """Record how `call` changed the gradients in `before`. Returns the norms of gradients on accelerators that it
+        measured after the call, by the identities of these gradients.
 
         `backward` says that the call creates gradients; other calls only modify existing ones. `viewer` names the
         optimizer that was called, if any. `scale` is the divisor that the call applies, if any. Dividing by one changes
@@ -282,7 +284,8 @@ class Gradients:
         """
         held, states = before.held, before.states
         gradients = self._all_of(held, before.unreduced)
-        now = deferred_states(gradients)
+        norms = _norms_after_scaling(before, gradients) if before.scaled else {}
+        now = _states_after(before, gradients, norms) if norms else deferred_states(gradients)
         maybe_same = {
             index: gradient
             for index, gradient in enumerate(gradients)
@@ -292,7 +295,9 @@ class Gradients:
         }
         probes = [before.probes[index] for index in maybe_same]
         if before.scaled:
-            differ = changed(probes, [*maybe_same.values()])
+            differ = changed(
+                probes, [*maybe_same.values()], [norms.get(index) for index in maybe_same] if norms else None
+            )
         else:
             differ = list(map(not_equal, probes, deferred_fingerprints([*maybe_same.values()])))
         # The deferred part must hold neither gradients (autograd would copy them) nor parameters.
@@ -315,6 +320,38 @@ class Gradients:
             self._recorder.record_changes(changes)
 
         self._recorder.transfers.when_ready(SOURCE, [*now, *differ, scale], conclude, events=len(held))
+        return {id(gradients[index]): norm for index, norm in norms.items()} if norms else {}
+
+
+def _norms_after_scaling(before: Snapshot, gradients: Sequence[torch.Tensor | None]) -> dict[int, DeferredValue]:
+    """The norms, by index, of gradients on accelerators whose norm was also measured before a call that scales."""
+    pending = {
+        index: gradient
+        for index, gradient in enumerate(gradients)
+        if gradient is not None and type(before.probes.get(index)) is DeferredValue
+    }
+    norms = zip(pending, device_norms([*pending.values()]), strict=True) if pending else ()
+    return {index: norm for index, norm in norms if norm is not None}
+
+
+def _states_after(
+    before: Snapshot, gradients: Sequence[torch.Tensor | None], norms: Mapping[int, DeferredValue]
+) -> list[str | DeferredValue]:
+    """The states of gradients after a call. A norm shows the state, so such a gradient is not read again."""
+    states = deferred_states([None if index in norms else gradient for index, gradient in enumerate(gradients)])
+    for index, norm in norms.items():
+        state, probed = before.states[index], before.probes[index]
+        if type(state) is DeferredValue and type(probed) is DeferredValue:
+            numbers = (*state.numbers, *probed.numbers, *norm.numbers)
+            states[index] = DeferredValue(numbers, _state_after_scaling)
+        else:
+            states[index] = deferred_states([gradients[index]])[0]
+    return states
+
+
+def _state_after_scaling(largest_before: float, norm_before: float, norm: float) -> str:
+    """The state of a gradient by its norm. The squares of tiny elements underflow: then the norm was zero before."""
+    return ZERO if norm == 0 and (largest_before == 0 or norm_before != 0) else SOME
 
 
 def _change(seq: int, call: int, variable: Variable, old: str, new: str, is_changed: bool, context: Facts) -> Change:
