@@ -10,7 +10,7 @@ VERIFY_EVERY, VERIFY_TARGET = 20, 200
 HEAD = """
 ## Cost of observing on an accelerator
 
-`python -m benchmarks.overhead --device cuda` trains language models with bf16 autocast and fused AdamW on random tokens.
+`python -m benchmarks.overhead --device cuda` trains language models with bf16 autocast and fused AdamW on random data.
 The modes take turns, each in its own process, and every step ends with a synchronization. Mode *run* checks every step
 against the shipped packs, *budget* is `run --budget 1%`, *collect* records every step, and *verify* is `run
 --verify-every {every}`. The ratios are those of the median step and of the mean step. The next columns count kernels,

@@ -269,9 +269,7 @@ def test_a_tensor_has_one_fingerprint_in_a_row_and_alone() -> None:
         together = fingerprints(tensors)
         assert together == [fingerprints([tensor])[0] for tensor in tensors]
         assert fingerprints([tensor.clone() for tensor in reversed(tensors)]) == together[::-1]
-        many = [
-            torch.full((SMALL_WORDS,), float(number)) for number in range(2 * CHUNK_WORDS // SMALL_WORDS + 3)
-        ]
+        many = [torch.full((SMALL_WORDS,), float(number)) for number in range(2 * CHUNK_WORDS // SMALL_WORDS + 3)]
         assert len(set(fingerprints(many))) == len(many)
 
 

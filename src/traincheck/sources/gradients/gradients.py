@@ -245,7 +245,9 @@ class Gradients:
                     tensor = variable.tensor()
                     if tensor is not None:
                         context = variable.facts(tensor, variable.owner)
-                        changes.append(_change(next_seq(), NO_CALL, variable, before, state, True, context))
+                        changes.append(
+                            _change(next_seq(), NO_CALL, variable, before, state, True, context, variable.owner)
+                        )
                     self._last[variable] = state
             self._recorder.record_changes(changes)
 
@@ -302,7 +304,8 @@ class Gradients:
             differ = list(map(not_equal, probes, deferred_fingerprints([*maybe_same.values()])))
         # The deferred part must hold neither gradients (autograd would copy them) nor parameters.
         places, variables = list(maybe_same), [variable for variable, _ in held]
-        contexts = [variable.facts(tensor, viewer or variable.owner) for variable, tensor in held]
+        # The optimizer may be gone when the conclusion is drawn.
+        described = [(variable.facts(tensor, viewer or variable.owner), variable.owner) for variable, tensor in held]
 
         def conclude(resolved: list[Any], next_seq: NextSeq) -> None:
             scale_is_one = resolved.pop() == 1
@@ -312,7 +315,7 @@ class Gradients:
                 old, new = str(states[index]), resolved[index]
                 is_changed = old != new or (new == SOME and differs.get(index, False))
                 if is_changed or not scale_is_one:
-                    changes.append(_change(next_seq(), call, variable, old, new, is_changed, contexts[index]))
+                    changes.append(_change(next_seq(), call, variable, old, new, is_changed, *described[index]))
                 self._last[variable] = new
                 if backward and is_changed and new == SOME:
                     self.fresh.add(variable)
@@ -354,9 +357,11 @@ def _state_after_scaling(largest_before: float, norm_before: float, norm: float)
     return ZERO if norm == 0 and (largest_before == 0 or norm_before != 0) else SOME
 
 
-def _change(seq: int, call: int, variable: Variable, old: str, new: str, is_changed: bool, context: Facts) -> Change:
+def _change(
+    seq: int, call: int, variable: Variable, old: str, new: str, is_changed: bool, context: Facts, owner: str
+) -> Change:
     """Build the change of a gradient in a call."""
-    return Change(seq, call, variable.name, "parameter", "grad", old, new, is_changed, variable.owner, context)
+    return Change(seq, call, variable.name, "parameter", "grad", old, new, is_changed, owner, context)
 
 
 def _may_be_unchanged(before: Snapshot, index: int, now: str | DeferredValue) -> bool:

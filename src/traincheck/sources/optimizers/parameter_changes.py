@@ -13,6 +13,7 @@ a gradient and a learning rate to change it. From the next update on, TrainCheck
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -145,7 +146,7 @@ def conclude(
             continue
         history: SampleHistory = variables[index].sample_history
         if new.fingerprint is not None:
-            history.last = new.now._replace(fingerprint=value) if type(new.fingerprint) is int else None
+            history.last = new.now._replace(fingerprint=value) if type(value) is int else None
         elif shows:
             history.last = None
         read = new.fingerprint is not None and old.fingerprint is not None
@@ -163,14 +164,25 @@ def _samples(held: Sequence[Held], indices: Sequence[int]) -> list[tuple[int, to
 
 
 def _untouched(held: Sequence[Held], sampled: Mapping[int, ParameterBefore]) -> dict[int, ParameterBefore]:
-    """The parameters that seem unchanged since they were read as a whole after the last update."""
+    """The parameters that seem unchanged since they were read as a whole after the last update. On an accelerator a
+    deferred sample decides; if it differs, the fingerprint is unknown."""
     last: dict[int, ParameterBefore] = {}
     for index, now in sampled.items():
         previous: ParameterBefore | None = held[index][0].sample_history.last
         if previous is not None and previous.version is not None and previous.version == now.version:
             last[index] = previous
-    shows = _samples_show(sampled, last)
-    return {index: previous for index, previous in last.items() if shows[index] is False}
+    untouched = {}
+    for index, shows in _samples_show(sampled, last).items():
+        if shows is False:
+            untouched[index] = last[index]
+        elif type(shows) is DeferredValue:
+            known = functools.partial(_unless, last[index].fingerprint)
+            untouched[index] = sampled[index]._replace(fingerprint=DeferredValue(shows.numbers, known))
+    return untouched
+
+
+def _unless(fingerprint: Fingerprint, is_different: bool) -> Fingerprint:
+    return None if is_different else fingerprint
 
 
 def _samples_show(
