@@ -148,9 +148,9 @@ class ClippingSource:
         after = [param.grad for param in parameters if param.grad is not None]
         if any(hasattr(gradient, "_local_tensor") for gradient in after):
             return [None]
-        known = [measured[id(gradient)] for gradient in after if id(gradient) in measured and opened.norm_type == 2]
-        unknown = [gradient for gradient in after if id(gradient) not in measured or opened.norm_type != 2]
-        return [*known, *gradient_norms(unknown, opened.norm_type)]
+        norms = [measured[id(gradient)] for gradient in after if id(gradient) in measured and opened.norm_type == 2]
+        unmeasured = [gradient for gradient in after if id(gradient) not in measured or opened.norm_type != 2]
+        return [*norms, *gradient_norms(unmeasured, opened.norm_type)]
 
     def _failed(self, opened: _OpenClipping) -> None:
         self._recorder.abandon(opened.call)

@@ -176,8 +176,8 @@ def _untouched(held: Sequence[Held], sampled: Mapping[int, ParameterBefore]) -> 
         if shows is False:
             untouched[index] = last[index]
         elif type(shows) is DeferredValue:
-            known = functools.partial(_unless, last[index].fingerprint)
-            untouched[index] = sampled[index]._replace(fingerprint=DeferredValue(shows.numbers, known))
+            interpret = functools.partial(_unless, last[index].fingerprint)
+            untouched[index] = sampled[index]._replace(fingerprint=DeferredValue(shows.numbers, interpret))
     return untouched
 
 
