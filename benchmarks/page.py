@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import live_table, tables
+from benchmarks.overhead import device_table
 from benchmarks.ranks.simulated import LAYOUTS
 from benchmarks.soak import table as soak_table
 from traincheck.sources.verification.verified_steps import Turn
@@ -188,6 +189,8 @@ def write_page() -> None:
         parts += [live_table.text(live), _machine_text(live)]
     if cost:
         parts += [COST, _table(cost), _start_up(cost.get("start_up")), _machine_text(cost)]
+    if on_device := _data("overhead-cuda"):
+        parts += [device_table.text(on_device), _machine_text(on_device)]
     verification = _data("verification")
     if verification:
         head = VERIFICATION.format(every=verification["every"], target=verification["target"])
@@ -416,3 +419,7 @@ def _machine_text(result: dict[str, Any]) -> str:
         f"\nMeasured on {machine['cores']} cores ({machine['processor']}), Python {machine['python']}, "
         f"torch {machine['torch']}, pyarrow {machine['pyarrow']}.\n"
     )
+
+
+if __name__ == "__main__":
+    write_page()

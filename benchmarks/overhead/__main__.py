@@ -1,16 +1,16 @@
-"""python -m benchmarks.overhead [--rounds N] [--workload cnn] [--start-up]: interleaved runs, and ratios to plain runs.
+"""python -m benchmarks.overhead [--rounds N] [--workload cnn] [--start-up | --device cuda]: ratios to plain runs.
 
 Each round runs every mode once, so a slow phase of the machine affects all of them. The figure of a mode is the median
 over the rounds of its median step time, divided by that of the plain program in the same round. A second figure uses
 the mean step time, because some short steps carry the work of several. --start-up measures only the time that the
-commands add to a short program, see start_up.py.
+commands add to a short program, see start_up.py. --device measures language models on an accelerator, see
+device_models.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -18,14 +18,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.machine import machine
+from benchmarks.overhead.device_models import DEFAULT, DEVICE_WORKLOADS, Extent, measure_device
+from benchmarks.overhead.device_models import MODES as DEVICE_MODES
 from benchmarks.overhead.start_up import start_up
+from benchmarks.overhead.step_times import TRAINCHECK, ratio, timed, where
 from benchmarks.page import write_page
 from traincheck.runtime.recording.retention import FARTHEST, IN_A_ROW
-from traincheck.trace.reader import count_windows, read_windows
-from traincheck.vocab.events import TRAIN
+from traincheck.trace.reader import count_windows
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "overhead.json"
@@ -36,16 +37,26 @@ WORKLOADS = ("cnn", "gpt", "gpt_20m", "lstm", "gan", "accumulation", "hf_trainer
 SAMPLED = {"unwatched": "1000000", "every 10": "10"}
 TIMED_FROM = "10"
 """The first steps are not timed, see workloads/timing.py; they are watched."""
-TRAINCHECK = [sys.executable, "-m", "traincheck"]
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--workload", action="append", choices=WORKLOADS)
+    options.add_argument("--workload", action="append", choices=(*WORKLOADS, *DEVICE_WORKLOADS))
     options.add_argument("--start-up", action="store_true", help="only what the commands add to a short program")
     options.add_argument("--start-rounds", type=int, default=15)
+    options.add_argument("--device", help="measure language models on this device, such as cuda, and nothing else")
+    options.add_argument("--mode", action="append", choices=DEVICE_MODES, help="with --device: only these modes")
+    options.add_argument("--steps", type=int, default=40, help="with --device: steps that each process times")
+    options.add_argument("--out", type=Path, help="with --device: result file (results/overhead-DEVICE.json)")
     chosen = options.parse_args()
+    suitable = DEVICE_WORKLOADS if chosen.device else WORKLOADS
+    if unsuitable := set(chosen.workload or ()) - set(suitable):
+        options.error(f"no such workload here: {', '.join(unsuitable)}; choose from {', '.join(suitable)}")
+    if chosen.device:
+        extent = Extent(chosen.rounds, chosen.steps, chosen.mode or tuple(DEVICE_MODES))
+        measure_device(chosen.device, chosen.workload or DEFAULT, extent, chosen.out)
+        return
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results: dict[str, object] = {"workloads": {}, **before, "machine": machine()}
     with tempfile.TemporaryDirectory() as scratch:
@@ -88,9 +99,9 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
             shutil.rmtree(folder, ignore_errors=True) if number else None
     return {
         "plain_step_ms": round(statistics.median(timing["median_step"] for timing in steps["plain"]) * 1e3, 3),
-        **{f"{mode}_ratio": ratio(mode, steps, "median_step") for mode in MODES[1:5]},
-        **{f"{mode}_mean_ratio": ratio(mode, steps, "mean_step") for mode in MODES[1:3]},
-        "every_10_ratio": ratio("every 10", steps, "mean_step"),
+        **{f"{mode}_ratio": ratio_of(mode, steps, "median_step") for mode in MODES[1:5]},
+        **{f"{mode}_mean_ratio": ratio_of(mode, steps, "mean_step") for mode in MODES[1:3]},
+        "every_10_ratio": ratio_of("every 10", steps, "mean_step"),
         "invariants": sum(1 for _ in book.open()) - 1,
         "where": spent,
         "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:3]},
@@ -111,43 +122,9 @@ def command(mode: str, script: Path, book: Path, folder: Path) -> list[str]:
     return [*TRAINCHECK, "run", *words, "--fail-on", "never", "--book", str(book), "-o", str(folder), str(script)]
 
 
-def ratio(mode: str, steps: dict[str, list[dict[str, float]]], figure: str) -> dict[str, float]:
-    """Median and range of the ratios round by round."""
-    ratios = [timing[figure] / other[figure] for timing, other in zip(steps[mode], steps["plain"], strict=True)]
-    return {
-        "median": round(statistics.median(ratios), 3),
-        "least": round(min(ratios), 3),
-        "most": round(max(ratios), 3),
-    }
-
-
-def where(folder: Path) -> dict[str, object]:
-    """Return the costs of a run, with start-up: milliseconds per step by source and background stage, events, hashed
-    MB.
-    """
-    notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
-    steps = max(1, sum(note["steps"] for note in notes))
-    windows = [window for path in folder.glob("events-*") for window in read_windows(path) if window.stage == TRAIN]
-    recorded = sum(len(window.calls) + len(window.changes) + len(window.readings) for window in windows)
-    events = steps * recorded / max(1, len(windows))  # of a checked run not all steps are recorded
-    on_thread = sum(sum(note["cost"].values()) for note in notes)
-    hashed, hashing = sum(note["hashed"] for note in notes), sum(note["hashing"] for note in notes)
-    return {
-        "sources_ms": _each_ms([note["cost"] for note in notes], steps),
-        "background_ms": _each_ms([note["background"] for note in notes], steps),
-        "events": round(events / steps, 1),
-        "ns_per_event": round(on_thread / max(1, events) * 1e9),
-        "hashed_mb": round(hashed / steps / 1e6, 3),
-        "gb_per_second": round(hashed / hashing / 1e9, 1) if hashing else None,
-    }
-
-
-def _each_ms(measurements: list[dict[str, float]], steps: int) -> dict[str, float]:
-    names = sorted({name for measurement in measurements for name in measurement})
-    milliseconds = {
-        name: round(sum(measurement.get(name, 0.0) for measurement in measurements) / steps * 1e3, 3) for name in names
-    }
-    return dict(sorted(milliseconds.items(), key=lambda entry: -entry[1]))
+def ratio_of(mode: str, steps: dict[str, list[dict[str, float]]], figure: str) -> dict[str, float]:
+    """Median and range of the ratios of a mode to the plain program, round by round."""
+    return ratio([timing[figure] for timing in steps[mode]], [timing[figure] for timing in steps["plain"]])
 
 
 def bytes_per_step(folder: Path, kind: str = "events") -> int:
@@ -166,15 +143,6 @@ def bytes_later(folder: Path) -> int:
     files = list(folder.glob("events-*"))
     bytes_per_window = sum(path.stat().st_size for path in files) / max(1, sum(map(count_windows, files)))
     return round(IN_A_ROW * bytes_per_window / FARTHEST)
-
-
-def timed(command: list[str], scratch: Path) -> dict[str, Any]:
-    """Median and mean step time (`median_step`, `mean_step`) and that of each step (`times`), in seconds, as the
-    workload itself measured them."""
-    out = scratch / "timing.json"
-    subprocess.run(command, check=True, env={**os.environ, "BENCH_OUT": str(out)}, capture_output=True)
-    result: dict[str, Any] = json.loads(out.read_text())
-    return result
 
 
 def run(command: list[str]) -> str:

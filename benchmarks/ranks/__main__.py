@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.machine import machine
-from benchmarks.overhead.__main__ import ratio
+from benchmarks.overhead.step_times import ratio
 from benchmarks.page import write_page
 from benchmarks.ranks.simulated import LAYOUTS, Job, rules
 from traincheck.checking.digests import full, lean

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
-from benchmarks.overhead.__main__ import HERE, TRAINCHECK, WORKLOADS, timed
+from benchmarks.overhead.__main__ import HERE, WORKLOADS
+from benchmarks.overhead.step_times import TRAINCHECK, timed
 from benchmarks.page import write_page
 from traincheck.sources.verification.verified_steps import TURNS_FROM, Turn, VerifiedSteps
 

@@ -18,15 +18,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import traincheck
 from observed_process import Seen, observing
+from traincheck.sources.optimizers import parameter_changes
 from traincheck.sources.recording.call_stack import OpenCall
 from traincheck.sources.recording.window_buffer import WindowBuffer
 from traincheck.sources.tensors import device_transfers as transfers_module
+from traincheck.sources.tensors import reading, spot_checks
 from traincheck.sources.tensors.deferred_values import (
     DeferredValue,
+    Fetch,
     fetch_values,
     fetches,
     not_equal,
@@ -176,8 +180,8 @@ def test_a_step_takes_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert len(counts) >= STEPS - 2
     assert set(counts) == {1}
-    assert looked["_transfer"] >= len(counts)
-    assert set(looked) <= {"_transfer", *AT_FIRST, *OF_NUMBERS}, looked
+    assert looked["wait"] >= len(counts)
+    assert set(looked) <= {"wait", *AT_FIRST, *OF_NUMBERS}, looked
 
 
 LOOKS = ("item", "__bool__", "__float__", "__int__", "__index__", "tolist", "cpu", "numpy")
@@ -248,6 +252,144 @@ def test_parameters_are_not_held() -> None:
         assert [parameter() for parameter in held] == [None] * len(held)
 
 
+# -- late windows ----------------------------------------------------------------------------------------------------
+
+
+def handed_on(moments: Callable[[Callable[[str], None]], None], **options: Any) -> tuple[list[str], Seen]:
+    """The windows that are handed on at each moment of a training on a simulated accelerator."""
+    order: list[str] = []
+    with simulated_accelerator(), observing(EVERYTHING, **options) as seen:
+        take = seen.windows.append
+        seen.recorder._on_window = lambda window: (take(window), order.append(f"{window.stage} {window.step}"))
+        moments(order.append)
+    return order, seen
+
+
+def two_steps(note: Callable[[str], None], before_backward: Callable[[nn.Module], object] = lambda model: None) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        note("forward")
+        loss = model(torch.ones(3, 4)).sum()
+        before_backward(model)
+        note("backward")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_window_is_handed_on_at_the_next_backward() -> None:
+    order, seen = handed_on(two_steps)
+    assert order == ["forward", "setup 0", "backward", "forward", "backward", "train 1", "train 2", "end 2"]
+    assert seen.faults == []
+    (update,) = (call for call in seen.windows[1].calls if "torch.optim.Optimizer.step" in call.levels)
+    changes = [change for change in seen.windows[1].changes if change.call == update.seq and change.kind == "parameter"]
+    assert [change.changed for change in changes] == [True, True]
+
+
+def test_a_window_is_handed_on_at_once_if_the_next_step_is_not_watched() -> None:
+    order, _ = handed_on(two_steps, watches=lambda step: step < 2)
+    assert order == ["forward", "setup 0", "backward", "forward", "train 1", "backward", "end 2"]
+
+
+def test_an_evaluation_does_not_delay_the_window_before_it() -> None:
+    def moments(note: Callable[[str], None]) -> None:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.ones(3, 4))
+                note("evaluated")
+
+    order, _ = handed_on(moments)
+    assert order.index("train 1") <= order.index("evaluated") + 1
+
+
+def test_a_failed_conclusion_drops_its_late_window() -> None:
+    recorders: list[Any] = []
+
+    def fail(values: list[Any], _: object) -> None:
+        raise ValueError("a conclusion")
+
+    def moments(note: Callable[[str], None]) -> None:
+        def delay(model: nn.Module) -> None:
+            if not recorders[0].transfers.late:
+                recorders[0].transfers.when_ready("gradients", [later(1)], fail)
+
+        two_steps(note, delay)
+
+    with simulated_accelerator(), observing(EVERYTHING) as seen:
+        recorders.append(seen.recorder)
+        moments(lambda moment: None)
+    assert [str(error) for _, error in seen.faults] == ["a conclusion"]
+    assert ("train", 1) not in seen.stages
+    assert seen.recorder.dropped_windows >= 1
+
+
+# -- cost ------------------------------------------------------------------------------------------------------------
+
+MAX_OPERATIONS = 55
+"""Operations of TrainCheck on the device in a step that reads no values of calls, some of which launch several kernels.
+It may fall."""
+
+
+class CountingMode(TorchDispatchMode):
+    """Counts the operations that compute something, by name."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returns = func._schema.returns
+        if not any(value.alias_info is not None and not value.alias_info.is_write for value in returns):  # no view
+            self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations_in_a_step(layers: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """TrainCheck's operations in the twelfth step of a model with this number of layers."""
+    counts: Counter[str] = Counter()
+    open_modes: list[CountingMode] = []
+    enter, leave = reading._HiddenFromModes.__enter__, reading._HiddenFromModes.__exit__
+
+    def enter_and_count(self: Any) -> None:
+        enter(self)
+        open_modes.append(CountingMode(counts))
+        open_modes[-1].__enter__()
+
+    def stop_and_leave(self: Any, *error: object) -> None:
+        open_modes.pop().__exit__(None, None, None)
+        leave(self, *error)
+
+    monkeypatch.setattr(reading._HiddenFromModes, "__enter__", enter_and_count)
+    monkeypatch.setattr(reading._HiddenFromModes, "__exit__", stop_and_leave)
+    for module in (spot_checks, parameter_changes):
+        monkeypatch.setattr(module, "LARGE_BYTES", 4 * 144)
+    model = nn.Sequential(*(nn.Linear(144, 144) for _ in range(layers)))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with simulated_accelerator(), observing(EVERYTHING) as seen:
+        for _ in range(12):
+            counts.clear()
+            model(torch.ones(2, 144)).square().sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert seen.faults == []
+    return counts
+
+
+def test_the_number_of_operations_does_not_grow_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patches:
+        few = operations_in_a_step(3, patches)
+    many = operations_in_a_step(9, monkeypatch)
+    assert few.total() <= MAX_OPERATIONS, few
+    assert many == few
+
+
 # -- by themselves ---------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +405,9 @@ class Recorder:
 
     def drop_window(self) -> None:
         self.faults.append("given up")
+
+    def finish_late_window(self) -> None:
+        self.faults.append("late")
 
 
 def later(value: float) -> DeferredValue:
@@ -359,3 +504,40 @@ def test_a_comparison_of_deferred_values_is_deferred() -> None:
     assert fetch_values([not_equal(old, new) for old, new in pairs]) == [False, True, False, True, False, False, True]
     assert not_equal(None, later(1)) is not True
     assert fetch_values([not_equal(None, later(1))]) == [True]
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_gpu
+def test_numbers_and_fingerprints_of_a_gpu_are_those_of_a_simulated_one() -> None:
+    tensors = [torch.randn(size) for size in (1, 5, 5000, 70_000, (1 << 22) + 3)]
+    tensors += [torch.randint(-9, 9, (70_001,), dtype=dtype) for dtype in (torch.int8, torch.int64)]
+    with hidden_from_modes():
+        on_device = reading.fingerprints([tensor.cuda() for tensor in tensors])
+        fetch = Fetch([later(0.5), DeferredValue((torch.tensor(7, device="cuda"),), int), 3], {})
+        with simulated_accelerator():
+            assert on_device == reading.fingerprints(tensors)
+        assert fetch.wait() == [0.5, 7, 3]
+
+
+@on_gpu
+def test_a_watched_step_does_not_wait_for_a_gpu() -> None:
+    model = nn.Sequential(nn.Linear(300, 300), nn.LayerNorm(300), nn.Linear(300, 300)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batch = torch.randn(8, 300, device="cuda")
+    with observing(EVERYTHING) as seen:
+        try:
+            for step in range(14):
+                # The first steps copy tables to the device, and read a new model.
+                torch.cuda.set_sync_debug_mode("error" if step > 9 else "default")
+                model(batch).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert seen.faults == []
+    assert seen.stages[-2] == (TRAIN, 14)

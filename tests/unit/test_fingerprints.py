@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from traincheck.sources.tensors.deferred_values import fetches, simulated_accelerator
-from traincheck.sources.tensors.device_fingerprints import CHUNK_ELEMENTS, SMALL_ELEMENTS
+from traincheck.sources.tensors.device_fingerprints import CHUNK_WORDS, SMALL_WORDS
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes, local_tensor, states
 
 DTYPES = (
@@ -262,16 +262,14 @@ def test_a_tensor_has_one_fingerprint_in_a_row_and_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = [
         torch.randn(size, generator=generator).to(dtype)
-        for size in (0, 1, 5, SMALL_ELEMENTS, SMALL_ELEMENTS + 1, CHUNK_ELEMENTS + 3)
+        for size in (0, 1, 5, SMALL_WORDS, SMALL_WORDS + 1, CHUNK_WORDS + 3)
         for dtype in (torch.float32, torch.bfloat16, torch.uint8)
     ]
     with hidden_from_modes(), simulated_accelerator():
         together = fingerprints(tensors)
         assert together == [fingerprints([tensor])[0] for tensor in tensors]
         assert fingerprints([tensor.clone() for tensor in reversed(tensors)]) == together[::-1]
-        many = [
-            torch.full((SMALL_ELEMENTS,), float(number)) for number in range(2 * CHUNK_ELEMENTS // SMALL_ELEMENTS + 3)
-        ]
+        many = [torch.full((SMALL_WORDS,), float(number)) for number in range(2 * CHUNK_WORDS // SMALL_WORDS + 3)]
         assert len(set(fingerprints(many))) == len(many)
 
 

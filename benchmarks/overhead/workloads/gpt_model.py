@@ -1,4 +1,4 @@
-"""The model of the workloads `gpt` and `gpt_20m`."""
+"""The model of the workloads `gpt`, `gpt_20m` and those of `device_gpt.py`."""
 
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ class Sizes(NamedTuple):
     heads: int
     vocabulary: int = 96
     length: int = 64
+    dropout: float = 0.1
 
 
 class Block(nn.Module):
@@ -24,7 +25,9 @@ class Block(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.before_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(sizes.dropout)
+        )
 
     def forward(self, x):
         batch, length, width = x.shape
@@ -45,7 +48,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

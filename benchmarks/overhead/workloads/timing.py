@@ -20,8 +20,8 @@ class Clock:
         self.times.append(now - self.last)
         self.last = now
 
-    def write_times(self):
+    def write_times(self, **others):
         with Path(os.environ["BENCH_OUT"]).open("w") as out:
             times = self.times[self.warm_up :]
             summary = {"median_step": statistics.median(times), "mean_step": statistics.fmean(times)}
-            json.dump({**summary, "steps": len(self.times), "times": self.times}, out)
+            json.dump({**summary, "steps": len(self.times), "times": self.times, **others}, out)

@@ -220,7 +220,10 @@ class _Updates:
             call.context = with_fact(call.context, "lost", "lost" in states and not states & {"changed", SOME})
 
         deferred = parameter_changes.deferred_parts(after)
-        recorder.transfers.when_ready(self._source, deferred, conclude, call=call, events=len(variables))
+        # Whether an update was lost depends on the gradients, which the next step clears.
+        recorder.transfers.when_ready(
+            self._source, deferred, conclude, call=call, events=len(variables), before_close=True
+        )
 
     def _name(self, optimizer: Any) -> str:
         """The name of `optimizer`: its class, numbered from the second on."""

@@ -119,6 +119,8 @@ class AutogradSource:
 
     def _begins(self, *args: Any, **kwargs: Any) -> _OpenBackward | None:
         recorder = self._recorder
+        if recorder.transfers.late:
+            recorder.finish_late_window()
         recorder.between_calls()
         recorder.steps.backward(recorder.next_seq())
         self._gradients.backward_begins()

@@ -120,10 +120,9 @@ class ClippingSource:
         call, limit, norm_type = opened.call, opened.limit, opened.norm_type
         states, values = opened.snapshot is not None, parameters is not None
         with hidden_from_modes():
-            if opened.snapshot is not None:
-                self._gradients.compare(opened.snapshot, call.seq)
+            measured = {} if opened.snapshot is None else self._gradients.compare(opened.snapshot, call.seq)
             norm = _norm_of(result)
-            after = [] if parameters is None else self._norms_after(opened, norm, parameters)
+            after = [] if parameters is None else self._norms_after(opened, norm, parameters, measured)
 
             def conclude(resolved: list[Any], _: NextSeq) -> None:
                 before = resolved[0]
@@ -137,18 +136,21 @@ class ClippingSource:
         if self._gradients.on_clipped is not None:
             self._gradients.on_clipped()
 
-    def _norms_after(self, opened: _OpenClipping, norm: Any, parameters: list[Any]) -> list[Any]:
-        """Return the norm of each gradient after clipping, or one total norm. Each may be pending."""
+    def _norms_after(
+        self, opened: _OpenClipping, norm: Any, parameters: list[Any], measured: dict[int, DeferredValue]
+    ) -> list[Any]:
+        """Return the norm of each gradient after clipping, or one total norm. Each may be pending. `measured` are
+        2-norms by the identity of the gradient."""
         scheduled = in_schedule(self._recorder.steps.window_step)
         factor = None if scheduled or type(norm) is DeferredValue else _factor(opened.limit, norm)
         if factor is not None and _is_shown(factor, opened.snapshot, parameters):
             return [factor * norm]
         after = [param.grad for param in parameters if param.grad is not None]
-        return (
-            [None]
-            if any(hasattr(gradient, "_local_tensor") for gradient in after)
-            else gradient_norms(after, opened.norm_type)
-        )
+        if any(hasattr(gradient, "_local_tensor") for gradient in after):
+            return [None]
+        norms = [measured[id(gradient)] for gradient in after if id(gradient) in measured and opened.norm_type == 2]
+        unmeasured = [gradient for gradient in after if id(gradient) not in measured or opened.norm_type != 2]
+        return [*norms, *gradient_norms(unmeasured, opened.norm_type)]
 
     def _failed(self, opened: _OpenClipping) -> None:
         self._recorder.abandon(opened.call)

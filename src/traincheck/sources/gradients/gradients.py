@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import NONE, PLAIN, SOME, ZERO, deferred_fingerprints, deferred_states
 from traincheck.sources.tensors.spot_checks import Probe, changed, probe
+from traincheck.sources.tensors.value_facts import device_norms
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import Facts
 
@@ -244,7 +245,9 @@ class Gradients:
                     tensor = variable.tensor()
                     if tensor is not None:
                         context = variable.facts(tensor, variable.owner)
-                        changes.append(_change(next_seq(), NO_CALL, variable, before, state, True, context))
+                        changes.append(
+                            _change(next_seq(), NO_CALL, variable, before, state, True, context, variable.owner)
+                        )
                     self._last[variable] = state
             self._recorder.record_changes(changes)
 
@@ -273,8 +276,9 @@ class Gradients:
         scale: float | DeferredValue = 0.0,
         *,
         backward: bool = False,
-    ) -> None:
-        """Record how `call` changed the gradients in `before`.
+    ) -> dict[int, DeferredValue]:
+        """Record how `call` changed the gradients in `before`. Returns the norms of gradients on accelerators that it
+        measured after the call, by the identities of these gradients.
 
         `backward` says that the call creates gradients; other calls only modify existing ones. `viewer` names the
         optimizer that was called, if any. `scale` is the divisor that the call applies, if any. Dividing by one changes
@@ -282,7 +286,8 @@ class Gradients:
         """
         held, states = before.held, before.states
         gradients = self._all_of(held, before.unreduced)
-        now = deferred_states(gradients)
+        norms = _norms_after_scaling(before, gradients) if before.scaled else {}
+        now = _states_after(before, gradients, norms) if norms else deferred_states(gradients)
         maybe_same = {
             index: gradient
             for index, gradient in enumerate(gradients)
@@ -292,12 +297,15 @@ class Gradients:
         }
         probes = [before.probes[index] for index in maybe_same]
         if before.scaled:
-            differ = changed(probes, [*maybe_same.values()])
+            differ = changed(
+                probes, [*maybe_same.values()], [norms.get(index) for index in maybe_same] if norms else None
+            )
         else:
             differ = list(map(not_equal, probes, deferred_fingerprints([*maybe_same.values()])))
         # The deferred part must hold neither gradients (autograd would copy them) nor parameters.
         places, variables = list(maybe_same), [variable for variable, _ in held]
-        contexts = [variable.facts(tensor, viewer or variable.owner) for variable, tensor in held]
+        # The optimizer may be gone when the conclusion is drawn.
+        described = [(variable.facts(tensor, viewer or variable.owner), variable.owner) for variable, tensor in held]
 
         def conclude(resolved: list[Any], next_seq: NextSeq) -> None:
             scale_is_one = resolved.pop() == 1
@@ -307,7 +315,7 @@ class Gradients:
                 old, new = str(states[index]), resolved[index]
                 is_changed = old != new or (new == SOME and differs.get(index, False))
                 if is_changed or not scale_is_one:
-                    changes.append(_change(next_seq(), call, variable, old, new, is_changed, contexts[index]))
+                    changes.append(_change(next_seq(), call, variable, old, new, is_changed, *described[index]))
                 self._last[variable] = new
                 if backward and is_changed and new == SOME:
                     self.fresh.add(variable)
@@ -315,11 +323,45 @@ class Gradients:
             self._recorder.record_changes(changes)
 
         self._recorder.transfers.when_ready(SOURCE, [*now, *differ, scale], conclude, events=len(held))
+        return {id(gradients[index]): norm for index, norm in norms.items()} if norms else {}
 
 
-def _change(seq: int, call: int, variable: Variable, old: str, new: str, is_changed: bool, context: Facts) -> Change:
+def _norms_after_scaling(before: Snapshot, gradients: Sequence[torch.Tensor | None]) -> dict[int, DeferredValue]:
+    """The norms, by index, of gradients on accelerators whose norm was also measured before a call that scales."""
+    pending = {
+        index: gradient
+        for index, gradient in enumerate(gradients)
+        if gradient is not None and type(before.probes.get(index)) is DeferredValue
+    }
+    norms = zip(pending, device_norms([*pending.values()]), strict=True) if pending else ()
+    return {index: norm for index, norm in norms if norm is not None}
+
+
+def _states_after(
+    before: Snapshot, gradients: Sequence[torch.Tensor | None], norms: Mapping[int, DeferredValue]
+) -> list[str | DeferredValue]:
+    """The states of gradients after a call. A norm shows the state, so such a gradient is not read again."""
+    states = deferred_states([None if index in norms else gradient for index, gradient in enumerate(gradients)])
+    for index, norm in norms.items():
+        state, probed = before.states[index], before.probes[index]
+        if type(state) is DeferredValue and type(probed) is DeferredValue:
+            numbers = (*state.numbers, *probed.numbers, *norm.numbers)
+            states[index] = DeferredValue(numbers, _state_after_scaling)
+        else:
+            states[index] = deferred_states([gradients[index]])[0]
+    return states
+
+
+def _state_after_scaling(largest_before: float, norm_before: float, norm: float) -> str:
+    """The state of a gradient by its norm. The squares of tiny elements underflow: then the norm was zero before."""
+    return ZERO if norm == 0 and (largest_before == 0 or norm_before != 0) else SOME
+
+
+def _change(
+    seq: int, call: int, variable: Variable, old: str, new: str, is_changed: bool, context: Facts, owner: str
+) -> Change:
     """Build the change of a gradient in a call."""
-    return Change(seq, call, variable.name, "parameter", "grad", old, new, is_changed, variable.owner, context)
+    return Change(seq, call, variable.name, "parameter", "grad", old, new, is_changed, owner, context)
 
 
 def _may_be_unchanged(before: Snapshot, index: int, now: str | DeferredValue) -> bool:

@@ -160,6 +160,8 @@ class ModuleSource:
         if outermost:
             if opened:
                 self._abandon_innermost(opened, len(opened))
+            if recorder.transfers.late and not torch.is_grad_enabled():
+                recorder.finish_late_window()  # no backward follows soon
             flags.clear()
             # A loss without parameters never enters evaluation mode, so it does not show what the program does.
             parametric = has_parameters(module)

@@ -100,7 +100,7 @@ class MasterCopies:
                     self._expected[variable] = _ExpectedUpdate(first, max(size, expected.size if expected else 0.0))
 
         values += [*(states[index] for index in measured), *(data[index] for index in copy_indices)]
-        self._recorder.transfers.when_ready(SOURCE, values, conclude)
+        self._recorder.transfers.when_ready(SOURCE, values, conclude, before_close=True)
 
     def update_ends(self) -> None:
         """Reserve the positions of the changes."""

@@ -40,6 +40,7 @@ from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
+from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
@@ -151,6 +152,8 @@ class OptimizerSource(RecorderListener):
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recorder, catalog = self._recorder, self._catalog
+        if recorder.transfers.late:
+            recorder.finish_late_window()
         name = catalog.add_optimizer(optimizer)
         call_levels = levels(type(optimizer), "step", Optimizer)
         if self._open and self._open[-1].optimizer == name and self._runs(self._open[-1]):
@@ -278,7 +281,17 @@ class OptimizerSource(RecorderListener):
         records_changes = self._demand.observes_state(call.levels, PARAMETER_DATA)
         variables = [variable for variable, _ in before.held]  # a delayed conclusion must not hold parameters
         rates = [before.rates.get(id(tensor)) for _, tensor in before.held]
-        facts_of = [variable.facts(tensor, name) for variable, tensor in before.held]
+        # When the conclusion is drawn, the optimizer may be gone and the gradient replaced.
+        described = [
+            (
+                variable.facts(tensor, name),
+                variable.owner,
+                bool(variable.holders),
+                name in variable.holders,
+                version_of(tensor.grad) if type(state) is DeferredValue and tensor.grad is not None else None,
+            )
+            for (variable, tensor), state in zip(before.held, read, strict=True)
+        ]
         # A closure computes the gradients within the step, so none is there before it.
         filled: Collection[int] = ()
         if ("closure", True) in call.context:
@@ -293,12 +306,13 @@ class OptimizerSource(RecorderListener):
             for index, outcome in enumerate(parameter_changes.conclude(variables, was, after, fetched, should_change)):
                 gradient = ZERO if index in negligible else str(gradients[index])
                 variable, rate = variables[index], rates[index]
+                facts_of, owner, is_held, is_own, version = described[index]
                 changed, fingerprint = outcome
-                if not variable.holders and not self._should_be_updated(variable, gradient):
+                if not is_held and not self._should_be_updated(variable, gradient):
                     continue
                 is_graded = gradient == SOME or index in filled
-                lost = not changed and is_graded and lost_in_rounding(variable.tensor(), rate, read[index])
-                if name in variable.holders:
+                lost = not changed and is_graded and lost_in_rounding(variable.tensor(), rate, read[index], version)
+                if is_own:
                     own.add("changed" if changed else "lost" if lost else gradient)
                 if not records_changes:
                     continue
@@ -312,8 +326,8 @@ class OptimizerSource(RecorderListener):
                         before=SOME,
                         after=SOME,
                         changed=changed,
-                        owner=variable.owner,
-                        context=step_facts(facts_of[index], gradient, rate, lost=lost),
+                        owner=owner,
+                        context=step_facts(facts_of, gradient, rate, lost=lost),
                         fingerprint=fingerprint,
                     )
                 )
@@ -410,20 +424,22 @@ def rate_class(rate: float | None) -> str:
     return "positive" if rate >= NEGLIGIBLE else "negligible" if rate > 0 else "zero"
 
 
-def lost_in_rounding(tensor: torch.Tensor | None, rate: float | None, state: str | DeferredValue) -> bool:
+def lost_in_rounding(
+    tensor: torch.Tensor | None, rate: float | None, state: str | DeferredValue, version: int | None = None
+) -> bool:
     """Whether no element of the parameter could change by learning rate times gradient. Call inside
     `hidden_from_modes()`.
 
     Callers check this only for unchanged parameters, because it is costly. If the answer comes late, the gradient may
-    be gone. Then the largest gradient element, from which its `state` was computed, is compared with the largest
-    element of the parameter.
+    be gone, or no longer have its `version` of that time. Then the largest gradient element, from which its `state` was
+    computed, is compared with the largest element of the parameter.
     """
     if tensor is None or rate is None or not tensor.is_floating_point():
         return False
     dense = local_tensor(tensor)
     if dense is None:
         return False
-    if tensor.grad is None and type(state) is DeferredValue:
+    if type(state) is DeferredValue and (tensor.grad is None or version_of(tensor.grad) != version):
         largest = float(state.numbers[0]) * rate
         return bool(largest <= torch.finfo(dense.dtype).eps * float(torch.linalg.vector_norm(dense, math.inf)))
     gradient = None if tensor.grad is None else local_tensor(tensor.grad)

@@ -13,6 +13,7 @@ a gradient and a learning rate to change it. From the next update on, TrainCheck
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from traincheck.sources.gradients.gradients import Held
 from traincheck.sources.modules.variables import Variable
 from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints
-from traincheck.sources.tensors.spot_checks import LARGE_BYTES, sample, samples_differ
+from traincheck.sources.tensors.spot_checks import LARGE_BYTES, samples, samples_differ
 from traincheck.sources.tensors.storages import version_of
 
 TRUSTED_UPDATES = 3
@@ -72,11 +73,13 @@ def read_before(held: Sequence[Held], *, whole: bool) -> list[ParameterBefore]:
     """Read the parameters before an update; with `whole`, fingerprint each. Call inside `hidden_from_modes()`."""
     parameters: dict[int, ParameterBefore] = {}
     sampled: dict[int, ParameterBefore] = {}
-    for index, (variable, tensor) in enumerate(held):
+    large = []
+    for index, (_, tensor) in enumerate(held):
         # The size is checked here to save a call for each small parameter.
-        elements = sample(tensor) if tensor.numel() * tensor.element_size() >= LARGE_BYTES else None
-        if elements is None:
-            continue
+        if tensor.numel() * tensor.element_size() >= LARGE_BYTES:
+            large.append(index)
+    for index, elements in _samples(held, large) if large else ():
+        variable, tensor = held[index]
         sampled[index] = now = ParameterBefore(None, elements, version_of(tensor))
         if variable.sample_history is None:
             variable.sample_history = SampleHistory()
@@ -94,10 +97,12 @@ def read_before(held: Sequence[Held], *, whole: bool) -> list[ParameterBefore]:
 def read_after(held: Sequence[Held], before: Sequence[ParameterBefore], *, whole: bool) -> list[ParameterAfter]:
     """Read the parameters after the update; with `whole`, fingerprint each. Call inside `hidden_from_modes()`."""
     sampled: dict[int, ParameterBefore] = {}
+    large = []
     for index, old in enumerate(before):
-        elements = None if old.sample is None else sample(held[index][1])
-        if elements is not None:
-            sampled[index] = ParameterBefore(None, elements, version_of(held[index][1]))
+        if old.sample is not None:
+            large.append(index)
+    for index, elements in _samples(held, large) if large else ():
+        sampled[index] = ParameterBefore(None, elements, version_of(held[index][1]))
     shows = _samples_show(before, sampled)
     read = [
         index
@@ -141,7 +146,7 @@ def conclude(
             continue
         history: SampleHistory = variables[index].sample_history
         if new.fingerprint is not None:
-            history.last = new.now._replace(fingerprint=value) if type(new.fingerprint) is int else None
+            history.last = new.now._replace(fingerprint=value) if type(value) is int else None
         elif shows:
             history.last = None
         read = new.fingerprint is not None and old.fingerprint is not None
@@ -152,15 +157,32 @@ def conclude(
     return changes
 
 
+def _samples(held: Sequence[Held], indices: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+    """The samples of the parameters at these indices that can be sampled."""
+    taken = zip(indices, samples([held[index][1] for index in indices]), strict=True)
+    return [(index, elements) for index, elements in taken if elements is not None]
+
+
 def _untouched(held: Sequence[Held], sampled: Mapping[int, ParameterBefore]) -> dict[int, ParameterBefore]:
-    """The parameters that seem unchanged since they were read as a whole after the last update."""
+    """The parameters that seem unchanged since they were read as a whole after the last update. On an accelerator a
+    deferred sample decides; if it differs, the fingerprint is unknown."""
     last: dict[int, ParameterBefore] = {}
     for index, now in sampled.items():
         previous: ParameterBefore | None = held[index][0].sample_history.last
         if previous is not None and previous.version is not None and previous.version == now.version:
             last[index] = previous
-    shows = _samples_show(sampled, last)
-    return {index: previous for index, previous in last.items() if shows[index] is False}
+    untouched = {}
+    for index, shows in _samples_show(sampled, last).items():
+        if shows is False:
+            untouched[index] = last[index]
+        elif type(shows) is DeferredValue:
+            interpret = functools.partial(_unless, last[index].fingerprint)
+            untouched[index] = sampled[index]._replace(fingerprint=DeferredValue(shows.numbers, interpret))
+    return untouched
+
+
+def _unless(fingerprint: Fingerprint, is_different: bool) -> Fingerprint:
+    return None if is_different else fingerprint
 
 
 def _samples_show(

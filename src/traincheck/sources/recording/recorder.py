@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from traincheck.sources.recording.availability import SourceAvailability
 from traincheck.sources.recording.call_sites import CallSites
@@ -31,12 +31,24 @@ from traincheck.sources.recording.step_tracker import Cut, StepTracker
 from traincheck.sources.recording.suppression import Suppression
 from traincheck.sources.recording.thread_profiler import ThreadProfiler
 from traincheck.sources.recording.window_buffer import MAX_EVENTS, WindowBuffer
-from traincheck.sources.tensors.device_transfers import DeviceTransfers
+from traincheck.sources.tensors.deferred_values import is_capturing
+from traincheck.sources.tensors.device_transfers import DeviceTransfers, StartedTransfer
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.events import END, MODULE, NO_CALL, TRAIN, Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
 R = TypeVar("R")
+
+
+class _LateWindow(NamedTuple):
+    """A window that is not handed on yet, because the values of `transfer` are on their way. See Note [Late windows] in
+    device_transfers.py. It extends from position `start` to `end`; `window` is None if it was dropped."""
+
+    transfer: StartedTransfer
+    window: Window | None
+    names: dict[str, str]
+    start: int
+    end: int
 
 
 class Recorder:
@@ -95,6 +107,7 @@ class Recorder:
         self._unseen_training = -1  # where the program trained in a way that cannot be observed
         self._at_end: list[Callable[[], object]] = []
         self._close_lock, self._closing_thread = threading.RLock(), 0
+        self._late_window: _LateWindow | None = None
 
     # -- listeners -------------------------------------------------------------------------------------------------
 
@@ -262,12 +275,16 @@ class Recorder:
 
     def _close(self, cut: Cut) -> None:
         """Close the current window: events that began before `cut.seq` belong to it, the others to the next."""
-        self.transfers.flush()
+        transfer = None
+        if self.transfers.late or self.transfers:
+            transfer = self._start_transfer(cut)
         complete, window, unseen = self._complete, None, 0 <= self._unseen_training < cut.seq
+        names: dict[str, str] = {}
+        start = self._buffer.start
         with self._close_lock:
             self.window_index += unseen
             if complete or 0 <= self._end_seq < cut.seq:
-                window = self._take_window(cut, complete)
+                window = self._take_window(cut, complete, names)
             elif self.watching:
                 self._buffer.discard_before(cut.seq)
             disabled = self.availability.close_window(cut.seq)
@@ -282,18 +299,72 @@ class Recorder:
         for window_measured in self._listeners.window_measured:
             window_measured(cut.stage, complete, lap)
         self._begin_window(cut.seq)
+        if transfer is not None:
+            self._late_window = _LateWindow(transfer, window, names, start, cut.seq)
+            if window is None or not self._complete:  # the next window is not watched
+                self.finish_late_window()
         if disabled is None or unseen:
             self.sampling_gate.reset_sources()
-        if window is not None:
-            self._handed_until = cut.seq
-            self.watched_steps += complete and cut.stage == TRAIN
-            self._on_window(window)
+        if window is not None and transfer is None:
+            self._hand_on(window, cut.seq)
         for window_closed in self._listeners.window_closed:
             window_closed(cut)
 
-    def _take_window(self, cut: Cut, complete: bool) -> Window:
-        """The window that ends at the cut. An incomplete window only holds how the run ended."""
-        names: dict[str, str] = {}
+    def _hand_on(self, window: Window, end: int) -> None:
+        """Hand a window on that ends at this position."""
+        self._handed_until = end
+        self.watched_steps += window.stage == TRAIN
+        self._on_window(window)
+
+    def _start_transfer(self, cut: Cut) -> StartedTransfer | None:
+        """Begin to fetch values for the window that is about to close; None if its conclusions are drawn already."""
+        if self._complete and cut.stage == TRAIN and self._end_seq < 0 and self.transfers.may_be_late:
+            return self.transfers.start()
+        self.transfers.flush()
+        return None
+
+    def finish_late_window(self) -> None:
+        """Draw the conclusions of the window before the open one, and hand that window on, if it is late.
+
+        During CUDA graph capture the window stays late, because asking for an event would end the capture.
+        """
+        if is_capturing():
+            return
+        with self._close_lock:
+            late, self._late_window = self._late_window, None
+            window = None if late is None else self._concluded(late)
+        if late is not None and window is not None:
+            self._hand_on(window, late.end)
+
+    def _concluded(self, late: _LateWindow) -> Window | None:
+        """A late window with the events of its conclusions; None if it was dropped, or if a conclusion fails."""
+        window, late_buffer, buffer, watching = late.window, WindowBuffer(), self._buffer, self.watching
+        late_buffer.start = late.start
+        if window is not None:
+            late_buffer.calls, late_buffer.changes = list(window.calls), list(window.changes)
+            late_buffer.readings = list(window.readings)
+        self._buffer, self.watching = late_buffer, True
+        try:
+            succeeded = self.transfers.conclude(late.transfer, (late_buffer, buffer)) and self.watching
+        except Exception as error:
+            succeeded = False
+            self.fault("windows", error)
+        finally:
+            self._buffer, self.watching = buffer, watching
+        calls, changes, readings = late_buffer.take_until(late.end, late.names)
+        if watching:  # the other events have positions in the open window
+            buffer.calls += late_buffer.calls
+            buffer.changes += late_buffer.changes
+            buffer.readings += late_buffer.readings
+        if window is None or not succeeded:
+            self.dropped_windows += window is not None
+            return None
+        disabled = [reading for reading in window.readings if reading.seq < 0]  # sources that were disabled throughout
+        return replace(window, calls=calls, changes=changes, readings=(*disabled, *readings))
+
+    def _take_window(self, cut: Cut, complete: bool, names: dict[str, str]) -> Window:
+        """The window that ends at the cut. An incomplete window only holds how the run ended. Adds the variables that
+        hold numbered storages to `names`."""
         if complete:
             for window_closing in self._listeners.window_closing:
                 window_closing(cut)
@@ -421,7 +492,8 @@ class Recorder:
             self._buffer.clear()
             self._stack, self._taken_from, self._buffer.start, self.watching = CallStack(), began, began, True
             self.sampling_gate.reset_sources()
-        self.transfers.flush()
+        if self.transfers.late or self.transfers:
+            self.transfers.flush()
         for record in self._at_end:
             record()
         self.deactivate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,54 +63,95 @@ def _as_deferred(value: Any) -> DeferredValue:
 def fetch_values(values: Sequence[Any]) -> list[Any]:
     """Return the values, with every deferred value fetched: one transfer for each device. Call inside
     `hidden_from_modes()`."""
-    results = list(values)
-    if DeferredValue not in map(type, results):
+    return Fetch(values).wait() if DeferredValue in map(type, values) else list(values)
+
+
+class Fetch:
+    """A transfer of deferred values, one for each device. It starts at once, and the program goes on meanwhile. Call
+    its methods inside `hidden_from_modes()`.
+
+    `streams` are the streams other than the current one that compute some of the values, by device.
+    """
+
+    def __init__(self, values: Sequence[Any], streams: Mapping[torch.device, Collection[Any]] | None = None) -> None:
+        self._values = list(values)
+        indices_by_device: dict[torch.device, list[int]] = {}
+        for index, value in enumerate(self._values):
+            if type(value) is DeferredValue:
+                indices_by_device.setdefault(value.numbers[0].device, []).append(index)
+        self._transfers: list[tuple[list[int], _Transfer]] = []
+        traced = torch._C._get_tracing_state()
+        torch._C._set_tracing_state(None)  # the program's traced graph must not contain TrainCheck's operations
+        try:
+            for device, indices in indices_by_device.items():
+                numbers = [number for index in indices for number in self._values[index].numbers]
+                self._transfers.append((indices, _Transfer(device, numbers, streams and streams.get(device))))
+        finally:
+            torch._C._set_tracing_state(traced)
+
+    def wait(self) -> list[Any]:
+        """Wait until all values have arrived, and return them."""
+        results, transfers = self._values, self._transfers
+        self._transfers = []
+        for indices, transfer in transfers:
+            fetched = iter(transfer.wait())
+            for index in indices:
+                deferred = results[index]
+                results[index] = deferred.interpret(*(next(fetched) for _ in deferred.numbers))
         return results
-    traced = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # the program's traced graph must not contain TrainCheck's operations
-    try:
-        _fetch(results)
-    finally:
-        torch._C._set_tracing_state(traced)
-    return results
 
 
-def _fetch(values_to_fill: list[Any]) -> None:
-    """Replace deferred values by fetched values, in place."""
-    indices_by_device: dict[torch.device, list[int]] = {}
-    for index, deferred in enumerate(values_to_fill):
-        if type(deferred) is DeferredValue:
-            indices_by_device.setdefault(deferred.numbers[0].device, []).append(index)
-    for device, indices in indices_by_device.items():
-        numbers = [number for index in indices for number in values_to_fill[index].numbers]
-        fetched = iter(_transfer(device, numbers))
-        for index in indices:
-            deferred = values_to_fill[index]
-            values_to_fill[index] = deferred.interpret(*(next(fetched) for _ in deferred.numbers))
+class _Transfer:
+    """Fetches numbers of any dtype from one device. Floating point numbers travel as the bits of their double
+    precision, or single precision on a device without double."""
+
+    def __init__(self, device: torch.device, numbers: Sequence[torch.Tensor], streams: Collection[Any] | None) -> None:
+        wide, self._code = (torch.float32, "f") if device.type == "mps" else (torch.float64, "d")
+        self._is_integer = [not number.is_floating_point() for number in numbers]
+        words = {"f": torch.int32, "d": torch.int64}[self._code]
+        if device.type == "cuda":
+            _wait_for_streams(device, streams)
+        elif device.type == "xpu":  # the program may compute them on another stream
+            torch.xpu.synchronize(device)
+        indices_by_dtype: dict[torch.dtype, list[int]] = {}
+        for index, number in enumerate(numbers):
+            indices_by_dtype.setdefault(number.dtype, []).append(index)
+        self._order: list[int] = []
+        parts = []
+        # There are few dtypes with many numbers each, so each operation handles all numbers of a dtype.
+        for dtype, indices in indices_by_dtype.items():
+            row = torch.stack([numbers[index].reshape(()) for index in indices])
+            parts.append(row.to(wide).view(words).to(torch.int64) if dtype.is_floating_point else row.to(torch.int64))
+            self._order.extend(indices)
+        fetches.count += 1
+        self._row = torch.cat(parts)
+        self._arrived: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            # Only a copy to pinned memory does not wait. The event shows when it is complete.
+            pinned = torch.empty(self._row.shape, dtype=torch.int64, device="cpu", pin_memory=True)
+            self._row = pinned.copy_(self._row, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> list[int | float]:
+        """Wait for the numbers, and return them in their original order."""
+        if self._arrived is not None and not self._arrived.query():
+            self._arrived.synchronize()
+        results: list[int | float] = [0] * len(self._order)
+        for index, number in zip(self._order, self._row.tolist(), strict=True):
+            results[index] = number if self._is_integer[index] else _float_from_bits(number, self._code)
+        return results
 
 
-def _transfer(device: torch.device, numbers: Sequence[torch.Tensor]) -> Iterable[int | float]:
-    """Fetch numbers of any dtype by one transfer. Floating point numbers travel as the bits of their double precision,
-    or single precision on a device without double."""
-    wide, code = (torch.float32, "f") if device.type == "mps" else (torch.float64, "d")
-    is_integer = [not number.is_floating_point() for number in numbers]
-    words = {"f": torch.int32, "d": torch.int64}[code]
-    indices_by_dtype: dict[torch.dtype, list[int]] = {}
-    for index, number in enumerate(numbers):
-        indices_by_dtype.setdefault(number.dtype, []).append(index)
-    order, parts = [], []
-    # There are few dtypes with many numbers each, so each operation handles all numbers of a dtype.
-    for dtype, indices in indices_by_dtype.items():
-        row = torch.stack([numbers[index].reshape(()) for index in indices])
-        parts.append(row.to(wide).view(words).to(torch.int64) if dtype.is_floating_point else row.to(torch.int64))
-        order.extend(indices)
-    if device.type in ("cuda", "xpu"):  # the program may compute them on another stream
-        getattr(torch, device.type).synchronize(device)
-    fetches.count += 1
-    results: list[int | float] = [0] * len(numbers)
-    for index, number in zip(order, torch.cat(parts).tolist(), strict=True):
-        results[index] = number if is_integer[index] else _float_from_bits(number, code)
-    return results
+def _wait_for_streams(device: torch.device, streams: Collection[Any] | None) -> None:
+    """Let the current stream wait for the other ones that compute values; for all of them if they are not known."""
+    if streams is None:
+        torch.cuda.synchronize(device)
+        return
+    current = torch.cuda.current_stream(device)
+    for stream in streams:
+        if stream != current:
+            current.wait_stream(stream)
 
 
 def _float_from_bits(bits: int, code: str) -> float:

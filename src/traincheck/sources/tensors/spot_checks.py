@@ -36,28 +36,50 @@ def is_large(tensor: torch.Tensor) -> bool:
 
 def sample(tensor: torch.Tensor) -> torch.Tensor | None:
     """Copy some elements of a large tensor; None if it is small or unreadable. Call inside `hidden_from_modes()`."""
-    if not is_large(tensor):
-        return None
-    dense = local_tensor(tensor)
-    if dense is None or not dense.is_contiguous() or dense.element_size() not in INTEGER_TYPES:
-        return None
-    every = dense.numel() // SAMPLE_ELEMENTS | 1  # an odd stride visits all columns of a matrix
-    return dense.as_strided(((dense.numel() - 1) // every + 1,), (every,)).clone()
+    return samples([tensor])[0] if is_large(tensor) else None
+
+
+def samples(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The `sample` of each tensor. Samples on an accelerator are copied together. Call inside `hidden_from_modes()`."""
+    results: list[torch.Tensor | None] = [None] * len(tensors)
+    on_device: dict[tuple[torch.device, torch.dtype, int], list[tuple[int, torch.Tensor]]] = {}
+    for index, tensor in enumerate(tensors):
+        dense = local_tensor(tensor) if is_large(tensor) else None
+        if dense is None or not dense.is_contiguous() or dense.element_size() not in INTEGER_TYPES:
+            continue
+        every = dense.numel() // SAMPLE_ELEMENTS | 1  # an odd stride visits all columns of a matrix
+        count = (dense.numel() - 1) // every + 1
+        if is_on_host(dense):
+            results[index] = dense.as_strided((count,), (every,)).clone()
+        else:  # of one size, so that many samples can be stacked
+            view = dense.as_strided((min(count, SAMPLE_ELEMENTS),), (every,))
+            on_device.setdefault((dense.device, dense.dtype, view.numel()), []).append((index, view))
+    for entries in on_device.values():
+        for (index, _), elements in zip(entries, torch.stack([view for _, view in entries]).unbind(), strict=True):
+            results[index] = elements
+    return results
 
 
 def samples_differ(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool | DeferredValue]:
-    """Whether the two samples of each pair differ in their bits. Results for an accelerator are deferred. Call inside
-    `hidden_from_modes()`."""
+    """Whether the two samples of each pair differ in their bits. Results for an accelerator are deferred, and computed
+    together. Call inside `hidden_from_modes()`."""
     results: list[bool | DeferredValue] = []
-    for old, new in pairs:
+    on_device: dict[tuple[torch.device, torch.dtype, torch.Size], list[int]] = {}
+    for index, (old, new) in enumerate(pairs):
         if old.dtype != new.dtype or old.shape != new.shape or old.device != new.device:
             results.append(True)
             continue
-        words = INTEGER_TYPES[old.element_size()]
         if is_on_host(old):
+            words = INTEGER_TYPES[old.element_size()]
             results.append(not torch.equal(old.view(words), new.view(words)))
         else:
-            results.append(DeferredValue(((old.view(words) != new.view(words)).any(),), bool))
+            on_device.setdefault((old.device, old.dtype, old.shape), []).append(index)
+            results.append(True)
+    for (_, dtype, _), indices in on_device.items():
+        words = INTEGER_TYPES[dtype.itemsize]
+        before, after = (torch.stack([pairs[index][side] for index in indices]).view(words) for side in (0, 1))
+        for index, differs in zip(indices, (before != after).any(1).unbind(), strict=True):
+            results[index] = DeferredValue((differs,), bool)
     return results
 
 
@@ -81,16 +103,21 @@ def probe(tensors: Sequence[torch.Tensor]) -> list[Probe]:
     return probes
 
 
-def changed(probes: Sequence[Probe], tensors: Sequence[torch.Tensor]) -> list[bool | DeferredValue]:
-    """Whether tensors differ from their earlier probes. Call inside `hidden_from_modes()`."""
+def changed(
+    probes: Sequence[Probe], tensors: Sequence[torch.Tensor], norms: Sequence[DeferredValue | None] | None = None
+) -> list[bool | DeferredValue]:
+    """Whether tensors differ from their earlier probes. `norms` are their norms now, if the caller has measured them.
+    Call inside `hidden_from_modes()`."""
     results: list[bool | DeferredValue] = [True] * len(probes)  # for tensors that can no longer be sampled
     sampled = [(index, old) for index, old in enumerate(probes) if isinstance(old, torch.Tensor)]
     pairs = [(index, (old, new)) for index, old in sampled if (new := sample(tensors[index])) is not None]
     for (index, _), differs in zip(pairs, samples_differ([pair for _, pair in pairs]), strict=True):
         results[index] = differs
     pending = [index for index, old in enumerate(probes) if type(old) is DeferredValue]
-    for index, norm in zip(pending, device_norms([tensors[index] for index in pending]), strict=True):
-        results[index] = not_equal(probes[index], norm)
+    if norms is None:
+        norms = device_norms(tensors) if pending else ()
+    for index in pending:
+        results[index] = not_equal(probes[index], norms[index])
     read = [index for index, old in enumerate(probes) if old is None or type(old) is int]
     for index, value in zip(read, fingerprints([tensors[index] for index in read]), strict=True):
         results[index] = value != probes[index]
