@@ -23,8 +23,8 @@ from benchmarks.mutants.effects import first_difference, is_plausible
 from benchmarks.mutants.operator import Operator
 from benchmarks.mutants.running import nth_mutant, read_plain
 from benchmarks.mutants.script import Script
-from traincheck.comparison.difference import Difference
-from traincheck.comparison.run_comparison import DIFFERENT, SAME, compare_runs
+from traincheck.comparison.difference import DIFFERENT, SAME, Difference
+from traincheck.comparison.run_comparison import compare_runs
 from traincheck.errors import TrainCheckError
 from traincheck.trace.operation_files import read_operations
 from traincheck.vocab.operations import ACCUMULATED, AFTER, BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE

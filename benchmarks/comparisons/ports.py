@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.comparisons.pairs import kilobytes_a_step
-from traincheck.comparison.run_comparison import DIFFERENT, compare_runs
+from traincheck.comparison.difference import DIFFERENT
+from traincheck.comparison.run_comparison import compare_runs
 from traincheck.vocab.operations import ACCUMULATED, BACKWARD, FORWARD, GRADIENT, UPDATE
 
 PROGRAM = Path(__file__).parent / "programs" / "gpt.py"

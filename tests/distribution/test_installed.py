@@ -71,7 +71,7 @@ def what_needs_no_torch(installed: Installed) -> None:
     assert json.loads((work / "runs/odd/report.json").read_text(encoding="utf-8"))["verdict"] == "errors"
     assert "changes no parameter" in does("report", "runs/odd", code=3)
     assert "Nothing wrong found" in does("check", "runs/b"), "against the packs"
-    assert "zero_grad" in does("explain", "--candidate", "zero_grad", "runs/a", "runs/b")
+    assert "zero_grad" in does("explain", "--filter", "zero_grad", "runs/a", "runs/b")
     does("status")
 
 

@@ -190,21 +190,21 @@ def test_a_run_in_two_tallies_counts_once(runs: list[str], capsys: pytest.Captur
 def test_a_candidate_is_followed(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", *runs, "-o", "good.jsonl", "--tally", "all.tally"]) == 0
     capsys.readouterr()
-    assert main(["explain", "--candidate", "zero_grad resets gradients", *runs]) == 0
+    assert main(["explain", "--filter", "zero_grad resets gradients", *runs]) == 0
     stdout = capsys.readouterr().out
     assert stdout.startswith(f"kept: {CLEARED}")
     assert "(3 + 1) / (3 + 2) for 3 scripts, times (19 + 1) / (19 + 2) for 19 steps = 0.762" in stdout
     assert "in all 1 context: before some, stage train" in stdout and "19    0       19     3" in stdout
     assert "implied by" in stdout and "kept is" in stdout
-    assert main(["explain", "--candidate", "zero_grad resets gradients", "all.tally"]) == 0
+    assert main(["explain", "--filter", "zero_grad resets gradients", "all.tally"]) == 0
     assert capsys.readouterr().out == stdout
-    assert main(["explain", "--candidate", "zero_grad clears", "--journal", "good.jsonl.journal.jsonl"]) == 0
+    assert main(["explain", "--filter", "zero_grad clears", "--journal", "good.jsonl.journal.jsonl"]) == 0
     brief = capsys.readouterr().out
     assert brief.startswith(f"kept: {CLEARED}") and "context" not in brief
 
 
 def test_failures_are_shown_with_their_distinct_contexts(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--candidate", "Optimizer.step parameter data changes", *runs, "--json"]) == 0
+    assert main(["explain", "--filter", "Optimizer.step parameter data changes", *runs, "--json"]) == 0
     candidates = json.loads(capsys.readouterr().out)
     subject = {"api": "torch.optim.Optimizer.step", "grain": "parameter.data"}
     chosen = next(
@@ -250,11 +250,11 @@ def test_explain_shows_the_purpose_of_an_invariant(runs: list[str], capsys: pyte
         (["good.jsonl"], "bad-option"),
         (["good.jsonl", "a", "b"], "bad-option"),
         (["good.jsonl", "a", "--journal", "j"], "bad-option"),
-        (["--candidate", "x"], "bad-option"),
-        (["--candidate", "x", "a", "--journal", "j"], "bad-option"),
-        (["--candidate", "x", "--journal", "absent"], "journal-unreadable"),
-        (["--candidate", "x", "absent"], "run-folder-not-found"),
-        (["--candidate", "x", "a", "-j", "0"], "bad-option"),
+        (["--filter", "x"], "bad-option"),
+        (["--filter", "x", "a", "--journal", "j"], "bad-option"),
+        (["--filter", "x", "--journal", "absent"], "journal-unreadable"),
+        (["--filter", "x", "absent"], "run-folder-not-found"),
+        (["--filter", "x", "a", "-j", "0"], "bad-option"),
     ],
 )
 def test_explain_refuses(words: list[str], slug: str, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from recorded_operations import recorded
 from traincheck.cli.commands.compare import compare
-from traincheck.comparison.run_comparison import DIFFERENT, ROUNDING, SAME, compare_runs
+from traincheck.comparison.difference import DIFFERENT, ROUNDING, SAME
+from traincheck.comparison.run_comparison import compare_runs
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.operation_files import OperationWriter
 from traincheck.trace.run_notes import Manifest

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from recorded_operations import compare_one_rank, recorded
-from traincheck.comparison.run_comparison import DIFFERENT, ROUNDING, SAME, Comparison
+from traincheck.comparison.difference import DIFFERENT, ROUNDING, SAME
+from traincheck.comparison.run_comparison import Comparison
 from traincheck.vocab.operations import ACCUMULATED, StepOperations
 
 WIDTH = 8

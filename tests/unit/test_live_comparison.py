@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from traincheck.comparison.difference import SAME
 from traincheck.comparison.live_comparison import LiveComparison
-from traincheck.comparison.run_comparison import SAME, Comparison, compare_runs, steps_in_common
+from traincheck.comparison.run_comparison import Comparison, compare_runs, steps_in_common
 from traincheck.errors import TraceUnreadable
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.operation_files import OperationWriter, read_operations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from traincheck.comparison.difference import DATA, GRADIENTS
+from traincheck.comparison.difference import DATA, DIFFERENT, GRADIENTS
 from traincheck.comparison.marks import MarkComparison
-from traincheck.comparison.run_comparison import DIFFERENT, Comparison, compare_steps
+from traincheck.comparison.run_comparison import Comparison, compare_steps
 from traincheck.errors import NothingToCompare
 from traincheck.vocab.operations import (
     BEFORE,

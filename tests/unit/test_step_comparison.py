@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from recorded_operations import compare_one_rank, recorded
-from traincheck.comparison.difference import CODE, DATA, GRADIENTS, INITIALISATION, RANDOM
+from traincheck.comparison.difference import CODE, DATA, DIFFERENT, GRADIENTS, INITIALISATION, RANDOM, ROUNDING, SAME
 from traincheck.comparison.report import lines
-from traincheck.comparison.run_comparison import DIFFERENT, ROUNDING, SAME, Comparison
+from traincheck.comparison.run_comparison import Comparison
 from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, FORWARD, GRADIENT, UPDATE, StepOperations
 
 STEPS = 3

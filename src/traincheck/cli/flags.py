@@ -102,7 +102,7 @@ InitialState = Annotated[
     Optional[Path],  # noqa: UP045
     flag(
         "from_earlier",
-        "Changes the run: begin with the initial weights and random state of RUN_A.",
+        "Changes the run: begin in the state of RUN_A.",
         metavar="RUN_A",
     ),
 ]
@@ -140,7 +140,12 @@ FailOnChange = Annotated[bool, flag("fail_on_change")]
 JsonLines = Annotated[bool, flag("json", "Print JSON: one object for each finding and each status.")]
 AsJson = Annotated[bool, flag("json")]
 Text = Annotated[Optional[str], flag("filter")]  # noqa: UP045
-Candidate = Annotated[Optional[str], flag("candidate")]  # noqa: UP045
+Candidate = Annotated[
+    Optional[str],  # noqa: UP045
+    flag("filter", "Follow the candidates that contain every word of TEXT through the inference."),
+]
+Names = Annotated[Optional[list[str]], flag("map")]  # noqa: UP045
+NamesAgainst = Annotated[Optional[list[str]], flag("map", "Match names with --against by hand.")]  # noqa: UP045
 Debug = Annotated[bool, flag("debug")]
 
 RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.", show_default=False)]

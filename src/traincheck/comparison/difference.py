@@ -19,7 +19,10 @@ DATA, RANDOM, INITIALISATION, CODE, GRADIENTS, NUMBERS = KINDS = (
 the backwards are equal, and the gradients that an optimizer gets are not. *Numbers*: all else."""
 
 SAME, ROUNDING, ORIGIN, VICTIM = "same", "rounding", "origin", "victim"
-"""Verdicts on an operation that both runs have."""
+"""Verdicts on an operation that both runs have. A comparison is *same* or *rounding* as well."""
+
+DIFFERENT = "different"
+"""The result of a comparison with an origin."""
 
 ROUNDED = 1e-4
 """Explained differences up to this one count as rounding, others as victims."""

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 
 from traincheck.comparison.alignment import Rename, is_of_variable, unchanged
 from traincheck.comparison.distance import distance, rounding
+from traincheck.comparison.given_names import Fusion, GivenName
 from traincheck.comparison.ranks import concatenated, joined
-from traincheck.comparison.renaming import Fusion, renaming
+from traincheck.comparison.renaming import renaming
 from traincheck.comparison.sums import sums_of
 from traincheck.vocab.operations import (
     ACCUMULATED,
@@ -85,10 +86,13 @@ def _micro_batches(step: StepOperations) -> list[StepOperations]:
 
 
 class Layouts:
-    """How names and parameters of two runs belong together, from the first step of both."""
+    """How names and parameters of two runs belong together, from the first step of both.
 
-    def __init__(self, a: StepOperations, b: StepOperations) -> None:
-        self.renaming = renaming(a, b)
+    Raises BadOption for `given` names that do not fit.
+    """
+
+    def __init__(self, a: StepOperations, b: StepOperations, given: Sequence[GivenName] = ()) -> None:
+        self.renaming = renaming(a, b, given)
         a, b = self._with_fusions(a, b)
         self.permuted = frozenset(_permuted(a, b, self.renaming))
         """Names in the first run of parameters that lie in memory in another order."""
@@ -106,7 +110,7 @@ class Layouts:
         return _without_order(a, self.permuted, unchanged), _without_order(b, self.permuted, self.renaming)
 
     def _with_fusions(self, a: StepOperations, b: StepOperations) -> tuple[StepOperations, StepOperations]:
-        for fusion in self.renaming.fusions:
+        for fusion in self.renaming.all_fusions:
             if fusion.in_b:
                 b = _fused(b, fusion)
             else:

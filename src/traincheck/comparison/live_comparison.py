@@ -7,10 +7,12 @@ compares each step as soon as all ranks have written it. It holds one step of ea
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from traincheck.comparison.given_names import GivenName
 from traincheck.comparison.run_comparison import Comparison, RunComparison, recorded_ranks, steps_in_common
+from traincheck.errors import BadOption
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.growing_files import PAUSE
 from traincheck.trace.operation_files import read_operations
@@ -29,12 +31,17 @@ class LiveComparison:
     """
 
     def __init__(
-        self, earlier: Path, run: RunFolder, on_difference: Callable[[Comparison], None], pause: float = PAUSE
+        self,
+        earlier: Path,
+        run: RunFolder,
+        on_difference: Callable[[Comparison], None],
+        given: Sequence[GivenName] = (),
+        pause: float = PAUSE,
     ) -> None:
-        self.earlier = earlier
+        self.earlier, self.given = earlier, given
         self.fault = ""
         self._run, self._on_difference, self._pause = run, on_difference, pause
-        self._compared = RunComparison()
+        self._compared = RunComparison(given=given)
         self._over = threading.Event()
         self._abandoned = False
         self._thread = threading.Thread(target=self._compare, name="traincheck-against", daemon=True)
@@ -68,6 +75,8 @@ class LiveComparison:
                 if self._compared.different is not None:
                     self._on_difference(self._compared.different)
                     return
+        except BadOption as error:
+            self._fail(str(error))
         except Exception as error:  # a thread must not end silently
             self._fail(f"{type(error).__name__}: {error}")
 

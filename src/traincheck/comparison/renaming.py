@@ -4,33 +4,30 @@ Note [Names]
 Two runs mostly use the same names. If each has one outermost module that the other lacks, the two are matched. A port
 may rename more. Parameters that only one run has are matched by value, in the order of their first use: they are equal
 at the begin of the first step. Their modules are matched as well. A parameter of one run may be the concatenation of
-several of the other (the weight of queries, keys and values): their sums and squared norms add up.
+several of the other (the weight of queries, keys and values): their sums and squared norms add up. What the user
+matches comes before all of this, see Note [Names by hand].
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from functools import cached_property
 
 from traincheck.comparison.alignment import Rename, is_of_variable
+from traincheck.comparison.given_names import Fusion, GivenName, Match, matches_of, paths_above, shown_fusions
 from traincheck.comparison.sums import Sums, sums_of
 from traincheck.vocab.operations import BEFORE, INPUT, Operation, StepOperations, other_name, renamed_roots
 
 MOST_FUSED = 4
 """Parameters that may be fused to one: queries, keys, values, and a gate."""
 
+ANOTHER = " (another)"
+"""Behind a name of the second run that the user gave to another variable or module of it."""
+
 _Variables = dict[str, Sums]
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """Parameters `parts` of one run are one in the other, which gets this `name`. `in_b` if the parts are in `b`."""
-
-    name: str
-    parts: tuple[str, ...]
-    in_b: bool
 
 
 @dataclass(frozen=True)
@@ -41,31 +38,52 @@ class Renaming:
     modules: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     fusions: tuple[Fusion, ...] = ()
+    by_hand: tuple[Match, ...] = ()
 
     def __call__(self, name: str) -> str:
         """The name in `a` of a module or variable of `b`."""
+        given = self._given
+        if name in given:
+            return given[name]
         if name in self.variables:
             return self.variables[name]
         if name in self.modules:
             return self.modules[name]
-        return other_name(name, self.roots)
+        if not given:
+            return other_name(name, self.roots)
+        for path in paths_above(name):
+            if path in given:
+                return given[path] + name[len(path) :]
+        renamed = other_name(name, self.roots)
+        return f"{renamed}{ANOTHER}" if self._taken.intersection(paths_above(renamed)) else renamed
+
+    @cached_property
+    def _given(self) -> dict[str, str]:
+        return {new: old for match in self.by_hand for new, old in match.names.items()}
+
+    @cached_property
+    def _taken(self) -> set[str]:
+        """Names in `a` that no other name of `b` may get."""
+        return set(self._given.values())
+
+    @property
+    def all_fusions(self) -> tuple[Fusion, ...]:
+        """All fusions, those by hand first."""
+        return (*(fusion for match in self.by_hand for fusion in match.fusions), *self.fusions)
 
     @property
     def shown(self) -> dict[str, str]:
         """What is worth showing: outermost modules, and parameters with another name behind them."""
         moved = {new: old for new, old in self.variables.items() if _behind_root(new) != _behind_root(old)}
-        fused = {
-            (", ".join(each.parts) if each.in_b else each.name): (each.name if each.in_b else ", ".join(each.parts))
-            for each in self.fusions
-        }
-        return {**self.roots, **moved, **fused}
+        return {**self.roots, **moved, **shown_fusions(self.fusions)}
 
 
-def renaming(a: StepOperations, b: StepOperations) -> Renaming:
-    """The names of `b` in `a`, from the first step of both."""
+def renaming(a: StepOperations, b: StepOperations, given: Sequence[GivenName] = ()) -> Renaming:
+    """The names of `b` in `a`, from the first step of both. Raises BadOption for given names that do not fit."""
     roots = _matched_roots(a.operations, b.operations)
-    rename = Renaming(roots)
-    own, other = _variables(a), _variables(b)
+    rename = Renaming(roots, by_hand=matches_of(given, a, b, roots))
+    fused = {name for fusion in rename.all_fusions for name in (fusion.name, *fusion.parts)}
+    own, other = ({name: each for name, each in _variables(step).items() if name not in fused} for step in (a, b))
     known = {rename(name) for name in other}
     own_only = {name: sums for name, sums in own.items() if name not in known}
     other_only = {name: sums for name, sums in other.items() if rename(name) not in own}
@@ -74,7 +92,7 @@ def renaming(a: StepOperations, b: StepOperations) -> Renaming:
         *_fusions(own_only, other_only, matched, in_b=True),
         *_fusions(other_only, own_only, matched, in_b=False),
     )
-    return Renaming(roots, _matched_modules(matched), matched, fusions)
+    return replace(rename, modules=_matched_modules(matched), variables=matched, fusions=fusions)
 
 
 def lacking_variables(a: StepOperations, b: StepOperations, rename: Rename) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -19,11 +19,12 @@ from traincheck.comparison.difference import (
     NUMBERS,
     RANDOM,
     ROUNDED,
+    SAME,
     Difference,
 )
 from traincheck.comparison.mark_report import mark_data, mark_lines, mark_title
 from traincheck.comparison.ranks import PartsOfRanks
-from traincheck.comparison.run_comparison import SAME, Comparison
+from traincheck.comparison.run_comparison import Comparison
 from traincheck.comparison.spread import (
     Loss,
     ModuleReached,
@@ -87,6 +88,9 @@ def lines(
         yield f"  {new} of {b} was compared with {old} of {a}"
     if len(names) > MOST_NAMES:
         yield f"  and {len(names) - MOST_NAMES} other names (--json has all)"
+    for match in comparison.by_hand:
+        count = len(match.shown)
+        yield f"  by hand: {match.text} ({count} name{'s' * (count != 1)} of {b})"
     for label, only in ((a, comparison.only_a), (b, comparison.only_b)):
         yield from _wrapped(f"only {label} has: {', '.join(only)}" if only else "", 2)
     for reason in comparison.incomplete:
@@ -333,6 +337,7 @@ def data(
         "victims": dict(Counter(victim.operation.phase for victim in comparison.victims)),
         "spread": None if spread is None else _spread(spread),
         "renamed": comparison.renamed,
+        "map": {match.text: match.shown for match in comparison.by_hand},
         "only": {"a": list(comparison.only_a), "b": list(comparison.only_b)},
         "incomplete": list(comparison.incomplete),
         "marks": mark_data(comparison.marks),

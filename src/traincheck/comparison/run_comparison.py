@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from traincheck.comparison.alignment import Rename
-from traincheck.comparison.difference import Difference
+from traincheck.comparison.difference import DIFFERENT, ROUNDING, SAME, Difference
+from traincheck.comparison.given_names import GivenName, Match
 from traincheck.comparison.layouts import Layouts, joined_alike
 from traincheck.comparison.marks import NO_MARKS, MarkComparison, compare_marks, marks_of_run
 from traincheck.comparison.noise import Noise, OperationKey, explained_by, is_noise, noise_of
@@ -24,9 +25,6 @@ from traincheck.vocab.operations import BEFORE, INPUT, StepOperations
 
 Ranks = tuple[StepOperations, ...]
 """A step of all ranks."""
-
-SAME, ROUNDING, DIFFERENT = "same", "rounding", "different"
-"""Results: equal bits; equal within what rounding explains; different."""
 
 
 class Repetition(NamedTuple):
@@ -63,6 +61,8 @@ class Comparison:
     `since` is the last step before the origins that was compared, 0 for none. `incomplete` says what was not recorded.
     `first` is the comparison of the step with the origins. `noisiest` is known if the first run was repeated and did
     not have the same bits each time. `only_a` and `only_b` are the parameters and buffers that one run lacks.
+    `by_hand` are the names that the user matched. If a repetition differs from the first run, this is their
+    comparison, and `unrepeated` is the index of the repetition.
     """
 
     steps: tuple[StepResult, ...]
@@ -76,6 +76,8 @@ class Comparison:
     noisiest: Repetition | None = None
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
+    by_hand: tuple[Match, ...] = ()
+    unrepeated: int | None = None
     first: StepComparison | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -90,24 +92,27 @@ class Comparison:
 class RunComparison:
     """Compares pairs of steps in the order of the runs, until a step has an origin.
 
-    Names and layouts of both runs are matched in the first pair. If the runs have common marks and no common module,
-    steps are compared where names are equal. `repetitions` is how often the first run was repeated, see `add`.
-    If the second run `is_repetition` of the first, noise is no difference.
+    Names and layouts of both runs are matched in the first pair; `given` are those that the user matched. If the runs
+    have common marks and no common module, steps are compared where names are equal. `repeated` are comparisons of the
+    first run with repetitions of it, and `is_repetition` makes such a comparison, for which noise is no difference.
     """
 
-    def __init__(self, marks: MarkComparison = NO_MARKS, repetitions: int = 0, *, is_repetition: bool = False) -> None:
-        self._marks = marks
-        self._is_repetition = is_repetition
-        self._repeated = [PairLayouts() for _ in range(repetitions)]
+    def __init__(
+        self,
+        marks: MarkComparison = NO_MARKS,
+        repeated: Sequence[RunComparison] = (),
+        given: Sequence[GivenName] = (),
+        *,
+        is_repetition: bool = False,
+    ) -> None:
+        self._marks, self._repeated, self._is_repetition = marks, repeated, is_repetition
         self._noisiest: Repetition | None = None
         self._results: list[StepResult] = []
         self._incomplete: dict[str, None] = {}
-        self._layouts = PairLayouts()
+        self._layouts = PairLayouts(given)
         self._by_name: bool | None = None
-        self._before: dict[str, float] | None = None
+        self._compared: StepComparison | None = None
         self._last = 0
-        self._only_a: tuple[str, ...] = ()
-        self._only_b: tuple[str, ...] = ()
         self.different: Comparison | None = None
         """The comparison up to the first step with an origin; None as long as there is none."""
 
@@ -119,8 +124,12 @@ class RunComparison:
     def add(self, a: Ranks, b: Ranks, *repetitions: Ranks) -> None:
         """Compare a step of the first run with the same step of the second. Call it only while `different` is None.
 
-        What repetitions of the first run differ in that step explains a difference of the second.
+        What repetitions of the first run differ in that step explains a difference of the second. Raises BadOption if
+        given names do not fit to the first step.
         """
+        noise = self._noise(a, repetitions)
+        if self.different is not None:
+            return
         self._incomplete.update(dict.fromkeys(step.incomplete for step in (*a, *b) if step.incomplete))
         own, other, rename, _ = self._layouts.common_step(a, b)
         if self._by_name is None:
@@ -129,34 +138,46 @@ class RunComparison:
             own, other = with_equal_names(own, other, rename)
             if not own.operations:
                 return
-        adjacent = own.step == self._last + 1
-        if not self._results:
-            self._only_a, self._only_b = lacking_variables(own, other, rename)
-        noise = explained_by(self._noise(a, repetitions), own)
-        compared = StepComparison(own, other, rename, self._before if adjacent else None, noise)
-        all_same = all(result.rounding == result.different == 0 for result in self._results)
+        before = self._compared.updated if self._compared is not None and own.step == self._last + 1 else None
+        compared = StepComparison(own, other, rename, before, explained_by(noise, own))
+        is_certain = own.step == self._last + 1 or all(
+            result.rounding == result.different == 0 for result in self._results
+        )
         self._results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
-        origins = compared.origins if adjacent or all_same else [each for each in compared.origins if not _old(each)]
+        origins = compared.origins if is_certain else [each for each in compared.origins if not _old(each)]
         if self._is_repetition:
             origins = [each for each in origins if not is_noise(each)]
         if origins:
             self.different = self._comparison(tuple(origins), compared)
-        self._before, self._last = compared.updated, own.step
+        self._compared, self._last = compared, own.step
 
     def _noise(self, a: Ranks, repetitions: Sequence[Ranks]) -> Noise:
-        steps = (layouts.common_step(a, again) for layouts, again in zip(self._repeated, repetitions, strict=True))
-        noise = noise_of(StepComparison(own, again, rename) for own, again, rename, _ in steps)
+        """The noise of a step among repetitions. The comparison ends with a repetition that is none."""
+        for repeated, again in zip(self._repeated, repetitions, strict=True):
+            repeated.add(a, again)
+            if repeated.different is not None:
+                self.different = self._unrepeated
+        noise = noise_of(each._compared for each in self._repeated if each._compared is not None)
         for operation, distance in noise.items():
             if self._noisiest is None or distance > self._noisiest.distance:
                 self._noisiest = Repetition(a[0].step, operation, distance)
         return noise
 
     @property
+    def _unrepeated(self) -> Comparison | None:
+        """The comparison with the first repetition that is none."""
+        for index, repeated in enumerate(self._repeated):
+            if repeated.comparison.result == DIFFERENT:
+                return replace(repeated.comparison, unrepeated=index)
+        return None
+
+    @property
     def comparison(self) -> Comparison:
         """The result so far."""
-        return self.different or self._comparison()
+        return self._unrepeated or self.different or self._comparison()
 
     def _comparison(self, origins: tuple[Difference, ...] = (), compared: StepComparison | None = None) -> Comparison:
+        only = ((), ()) if self._by_name else self._layouts.lacking
         return Comparison(
             tuple(self._results),
             origins,
@@ -167,71 +188,91 @@ class RunComparison:
             self._marks,
             len(self._repeated),
             self._noisiest,
-            self._only_a,
-            self._only_b,
-            compared,
+            *only,
+            self._layouts.by_hand,
+            first=compared,
         )
 
 
 class PairLayouts:
     """Joins the ranks of pairs of steps, and brings both runs into the layout of the first pair."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[GivenName] = ()) -> None:
+        self._given = given
         self._layouts: Layouts | None = None
+        self.lacking: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        """The parameters and buffers that only the first or only the second run has."""
 
     @property
     def shown(self) -> dict[str, str]:
         """Names of the second run by those of the first, where they differ."""
         return self._layouts.shown if self._layouts else {}
 
+    @property
+    def by_hand(self) -> tuple[Match, ...]:
+        """The names that the user matched."""
+        return self._layouts.renaming.by_hand if self._layouts else ()
+
     def common_step(self, a: Ranks, b: Ranks) -> CommonStep:
-        """A step of all ranks of both runs as one of each."""
+        """A step of all ranks of both runs as one of each. Raises BadOption in the first if given names do not fit."""
         own, other = joined_alike(a, b)
-        self._layouts = layouts = self._layouts or Layouts(own, other)
-        return CommonStep(*layouts.apply(own, other), layouts.renaming, layouts.shown)
+        layouts = self._layouts or Layouts(own, other, self._given)
+        own, other = layouts.apply(own, other)
+        if self._layouts is None:
+            self.lacking = lacking_variables(own, other, layouts.renaming)
+        self._layouts = layouts
+        return CommonStep(own, other, layouts.renaming, layouts.shown)
 
 
-def compare_runs(a: Path, b: Path, repetitions: Sequence[Path] = (), *, is_repetition: bool = False) -> Comparison:
+def compare_runs(a: Path, b: Path, repetitions: Sequence[Path] = (), given: Sequence[GivenName] = ()) -> Comparison:
     """Compare two runs of one rank or several.
 
-    `repetitions` are runs of the same program as the first, and so is the second if it `is_repetition`.
+    `repetitions` are runs of the same program as the first: if one of them is not, it is compared with the first run
+    in place of the second. `given` are names that the user matched.
 
     Runs with common marks need no step in common. Raises NothingToCompare if a run has no sketched operations, or the
-    runs have no sketched step in common, and the errors of `RunFolder`.
+    runs have no sketched step in common, BadOption for given names that do not fit, and the errors of `RunFolder`.
     """
-    marks = compare_marks(marks_of_run(a), marks_of_run(b))
-    for path in (a, b, *repetitions):
+    own_marks = marks_of_run(a)
+    marks = compare_marks(own_marks, marks_of_run(b))
+    paths = (a, b, *repetitions)
+    for path in paths:
         if not marks.compared and not _has_steps(path):
             raise NothingToCompare(path, "it has no sketches of operations, and no marks that the other run has")
-    return _compare(_steps(a, b, *repetitions), (a, b, *repetitions), marks, is_repetition)
+    repeated = [
+        RunComparison(compare_marks(own_marks, marks_of_run(again)), is_repetition=True) for again in repetitions
+    ]
+    return _compare(RunComparison(marks, repeated, given), _steps(*paths), paths, bool(marks.compared))
 
 
-def compare_steps(a: Sequence[Ranks], b: Sequence[Ranks], marks: MarkComparison = NO_MARKS) -> Comparison:
+def compare_steps(
+    a: Sequence[Ranks], b: Sequence[Ranks], marks: MarkComparison = NO_MARKS, given: Sequence[GivenName] = ()
+) -> Comparison:
     """Compare sketched steps of two runs, whose marks are compared already; see `compare_runs`."""
     steps = steps_in_common(list(zip(*a, strict=True)), list(zip(*b, strict=True)))
-    return _compare(steps, (Path("A"), Path("B")), marks, is_repetition=False)
+    return _compare(RunComparison(marks, (), given), steps, (Path("A"), Path("B")), bool(marks.compared))
 
 
-def common_steps(a: Path, b: Path) -> Iterator[CommonStep]:
-    """The steps that both runs have sketched, in their order, one at a time. Raises the errors of `RunFolder`."""
-    return in_one_layout((own, other) for own, other in _steps(a, b))
+def common_steps(a: Path, b: Path, given: Sequence[GivenName] = ()) -> Iterator[CommonStep]:
+    """The steps that both runs have sketched, in their order, one at a time. Raises the errors of `RunFolder`, and
+    BadOption for given names that do not fit."""
+    return in_one_layout(((own, other) for own, other in _steps(a, b)), given)
 
 
-def in_one_layout(pairs: Iterable[tuple[Ranks, Ranks]]) -> Iterator[CommonStep]:
+def in_one_layout(pairs: Iterable[tuple[Ranks, Ranks]], given: Sequence[GivenName] = ()) -> Iterator[CommonStep]:
     """Join the ranks of each step, and bring both runs into the layout of the first step."""
-    layouts = PairLayouts()
+    layouts = PairLayouts(given)
     return (layouts.common_step(*pair) for pair in pairs)
 
 
 def _compare(
-    steps: Iterable[tuple[Ranks, ...]], paths: Sequence[Path], marks: MarkComparison, is_repetition: bool
+    run: RunComparison, steps: Iterable[tuple[Ranks, ...]], paths: Sequence[Path], has_marks: bool
 ) -> Comparison:
-    run = RunComparison(marks, len(paths) - 2, is_repetition=is_repetition)
     for runs in steps:
         run.add(*runs)
         if run.different is not None:
             break
-    if not run.steps and not marks.compared:
+    if not run.steps and not has_marks and run.different is None:
         others = " and ".join(str(path) for path in paths if path != paths[1])
         raise NothingToCompare(paths[1], f"none of its sketched steps is sketched in {others}")
     return run.comparison

@@ -107,6 +107,12 @@ ONE_COMMAND = (
         "Only rules that contain every word of TEXT, in the rule, its relation or its severity.",
         metavar="TEXT",
     ),
-    Option("candidate", ("--candidate",), "Follow the candidates that contain every word of TEXT.", metavar="TEXT"),
+    Option(
+        "map",
+        ("--map",),
+        "Match names of modules and parameters of two runs by hand. * stands for any text, and commas join parts. "
+        "Repeatable.",
+        metavar="OLD=NEW",
+    ),
     Option("debug", ("--debug",), "Show the traceback of an error in TrainCheck itself.", "switch", default=False),
 )

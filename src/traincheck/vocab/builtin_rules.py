@@ -78,37 +78,29 @@ LONG = 200
 """Steps: rare tokens, experts and branches appear in fewer as a rule."""
 
 
-def sentence_of(subject: Subject, prop: Property) -> str:
-    """One of these rules as a sentence."""
-    if prop == NOT_ALL_ZERO:
-        return f"in one of the first {FIRST} steps at least, some gradient is not zero"
-    if prop == NOT_ZERO_FOR_LONG:
-        return f"a gradient that is computed is not zero in each of {LONG} steps in a row"
-    if prop == WRITTEN:
-        return "a parameter whose memory to_empty() allocated is initialised or loaded before the model is called"
-    if prop == SAME_COPIES:
-        return "all devices that hold a copy of a replicated array hold the same values"
-    if prop == IN_TRAINING_MODE:
-        return "a model that an optimizer updates runs in training mode"
-    if prop == UNREAD_IS_READ:
-        return "a flag that the program sets on a module or a parameter is one that torch reads"
-    if prop == SHUFFLES:
-        return "a sampler that shuffles draws another order for each pass over the data"
-    if prop == SCORES:
-        return "in the input of binary_cross_entropy_with_logits, no sigmoid or softmax was applied"
-    if prop == IN_MODE_AROUND:
-        return "a layer that a module makes in its forward is in evaluation mode if the module is"
-    if prop in _FLOW_SENTENCES:
-        return _FLOW_SENTENCES[prop]
-    if subject.api == IDLE:
-        return "an optimizer whose parameters get gradients in training is stepped"
-    return "parameters that get gradients in training are updated"
-
-
-_FLOW_SENTENCES = {
+_SENTENCES = {
+    NOT_ALL_ZERO: f"in one of the first {FIRST} steps at least, some gradient is not zero",
+    NOT_ZERO_FOR_LONG: f"a gradient that is computed is not zero in each of {LONG} steps in a row",
+    WRITTEN: "a parameter whose memory to_empty() allocated is initialised or loaded before the model is called",
+    SAME_COPIES: "all devices that hold a copy of a replicated array hold the same values",
+    IN_TRAINING_MODE: "a model that an optimizer updates runs in training mode",
+    UNREAD_IS_READ: "a flag that the program sets on a module or a parameter is one that torch reads",
+    SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
+    SCORES: "in the input of binary_cross_entropy_with_logits, no sigmoid or softmax was applied",
+    IN_MODE_AROUND: "a layer that a module makes in its forward is in evaluation mode if the module is",
     USED_BEFORE_CLEARED: "a gradient of a parameter that an optimizer holds is used by an update before it is cleared",
     CLIPPED_LAST: "no backward adds to a gradient between clipping and the update",
     SEEN_BY_CLIPPING: "clipping sees the gradients that the next update uses",
     IS_PART_OF_ITS_MODEL: "a new layer that a model calls is a part of it, and is updated",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }
+"""Sentences of rules with a property of their own. The rules with the property USED differ by their subject."""
+
+
+def sentence_of(subject: Subject, prop: Property) -> str:
+    """One of these rules as a sentence."""
+    if prop in _SENTENCES:
+        return _SENTENCES[prop]
+    if subject.api == IDLE:
+        return "an optimizer whose parameters get gradients in training is stepped"
+    return "parameters that get gradients in training are updated"

@@ -19,6 +19,7 @@ from traincheck.options import OPTIONS
 if TYPE_CHECKING:
     from traincheck.comparison.configuration import ConfigurationDifference
     from traincheck.comparison.run_comparison import Comparison
+    from traincheck.comparison.spread import Spread
     from traincheck.reporting.comparison.page import Code
 
 EPILOG = """\b
@@ -28,6 +29,7 @@ Examples:
   traincheck compare runs/before runs/after
   traincheck compare runs/before runs/before-again runs/after
   traincheck compare runs/before runs/after --report html=comparison.html
+  traincheck compare runs/before runs/after --map "blocks.*.mlp=h.*.ffn"
   traincheck compare runs/before runs/after --json | jq .origins[0]
 
 An origin is an operation whose inputs are equal and whose result is not. Only the first step with an origin is shown,
@@ -67,7 +69,13 @@ class _Format:
 _FORMATS = {HTML: _Format("comparison.html"), JSON: _Format("comparison.json"), MARKDOWN: _Format("comparison.md")}
 
 
-def command(a: RunA, others: Others, reports: Reports = None, as_json: flags.AsJson = False) -> None:
+def command(
+    a: RunA,
+    others: Others,
+    names: flags.Names = None,
+    reports: Reports = None,
+    as_json: flags.AsJson = False,
+) -> None:
     """Find the first operation that differs between two runs.
 
     Both runs need sketches of their operations (`--record operations`). They may come from different programs,
@@ -75,38 +83,48 @@ def command(a: RunA, others: Others, reports: Reports = None, as_json: flags.AsJ
     `traincheck.mark`.
     """
     *repetitions, b = others
-    raise typer.Exit(compare(a, b, repetitions, as_json, reports or ()))
+    raise typer.Exit(compare(a, b, repetitions, as_json, reports or (), names or ()))
 
 
 def compare(
-    a: Path, b: Path, repetitions: Sequence[Path] = (), as_json: bool = False, reports: Sequence[str] = ()
+    a: Path,
+    b: Path,
+    repetitions: Sequence[Path] = (),
+    as_json: bool = False,
+    reports: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> int:
     """Print the comparison and write the requested reports; 3 where the runs differ.
 
-    If a repetition of the first run differs from it, their comparison is the result.
+    If a repetition of the first run differs from it, their comparison is the result. `names` are those that the user
+    matched.
 
     Raises BadOption, OutputError, and what `compare_runs` raises.
     """
     from traincheck.comparison.configuration import configuration_differences
+    from traincheck.comparison.difference import DIFFERENT
+    from traincheck.comparison.given_names import given_names
     from traincheck.comparison.report import lines
-    from traincheck.comparison.run_comparison import DIFFERENT, common_steps, compare_runs
-    from traincheck.comparison.spread import first_losses
+    from traincheck.comparison.run_comparison import common_steps, compare_runs
+    from traincheck.comparison.spread import first_losses, spread_of
 
     requests = _requested(reports, as_json)
-    for again in repetitions:
-        if compare_runs(a, again, is_repetition=True).result == DIFFERENT:
-            remark(f"{again} is no repetition of {a}, so {b} was not compared")
-            b, repetitions = again, ()
-            break
-    comparison = compare_runs(a, b, repetitions)
+    given = given_names(names)
+    comparison = compare_runs(a, b, repetitions, given)
+    if comparison.unrepeated is not None:
+        again, given = repetitions[comparison.unrepeated], ()
+        remark(f"{again} is no repetition of {a}, so {b} was not compared")
+        b = again
     configuration = configuration_differences(a, b)
     is_different = comparison.result == DIFFERENT
     labels = (a.name, b.name) if a.name != b.name else (str(a), str(b))
-    losses = first_losses(comparison, common_steps(a, b)) if comparison.origins else ()
+    losses = first_losses(comparison, common_steps(a, b, given)) if comparison.origins else ()
     if all(request.target != STDOUT for request in requests):
         for line in lines(comparison, *labels, configuration, losses):
             out(line)
-    _write_reports(requests, comparison, (a, b), labels, configuration)
+    if requests:
+        spread = spread_of(comparison, common_steps(a, b, given))
+        _write_reports(requests, comparison, (a, b), labels, configuration, spread)
     return FINDINGS if is_different else 0
 
 
@@ -139,17 +157,13 @@ def _write_reports(
     folders: tuple[Path, Path],
     labels: tuple[str, str],
     configuration: Sequence[ConfigurationDifference],
+    spread: Spread,
 ) -> None:
-    """Write the requested reports. They show the spread, for which all common steps are read again."""
+    """Write the requested reports."""
     from traincheck.comparison.report import data
-    from traincheck.comparison.run_comparison import common_steps
-    from traincheck.comparison.spread import spread_of
     from traincheck.reporting.base import write_document
     from traincheck.terminal_text import json_text
 
-    if not requests:
-        return
-    spread = spread_of(comparison, common_steps(*folders))
     for request in requests:
         if request.name == JSON:
             value = data(comparison, str(folders[0]), str(folders[1]), configuration, spread)

@@ -24,8 +24,8 @@ EPILOG = """\b
 Examples:
   traincheck explain gradients-not-cleared
   traincheck explain good.jsonl 3f9a0c11d2
-  traincheck explain --candidate "zero_grad resets gradients" runs/cnn runs/lstm
-  traincheck explain --candidate "zero_grad resets gradients" --journal good.jsonl.journal.jsonl
+  traincheck explain --filter "zero_grad resets gradients" runs/cnn runs/lstm
+  traincheck explain --filter "zero_grad resets gradients" --journal good.jsonl.journal.jsonl
 
 Every finding shows its diagnosis in brackets, as in [gradients-not-cleared].
 
@@ -54,18 +54,18 @@ def command(
     """Explain a diagnosis, a rule or a candidate.
 
     Given a diagnosis: the problem, what to check first, and an example. Given a book and an id: everything about that
-    invariant. Given --candidate and run folders or a journal: why these candidates were kept or dropped.
+    invariant. Given --filter and run folders or a journal: why these candidates were kept or dropped.
     """
     paths = list(arguments or ())
     if candidate is not None:
         if (journal is None) == (not paths):
-            raise BadOption("--candidate", candidate, "run folders or --journal FILE to look for it in, one of the two")
+            raise BadOption("--filter", candidate, "run folders or --journal FILE to look for it in, one of the two")
         traces = in_journal(candidate, journal) if journal is not None else in_runs(candidate, paths, jobs)
         raise typer.Exit(print_candidates(candidate, traces, as_json))
     if len(paths) == 1 and journal is None:
         raise typer.Exit(explain_diagnosis(str(paths[0]), as_json))
     if len(paths) != 2 or journal is not None:
-        raise BadOption("explain", " ".join(map(str, paths)), "DIAGNOSIS, BOOK ID, or --candidate TEXT RUN...")
+        raise BadOption("explain", " ".join(map(str, paths)), "DIAGNOSIS, BOOK ID, or --filter TEXT RUN...")
     raise typer.Exit(explain(paths[0], str(paths[1]), as_json))
 
 

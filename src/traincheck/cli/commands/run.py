@@ -17,8 +17,8 @@ from traincheck import plugins
 from traincheck.cli import flags, monitoring, program_run, report_formats, report_output
 from traincheck.cli.console import FINDINGS, UNJUDGED, exit_code, remark
 from traincheck.config import Config
-from traincheck.errors import TrainCheckError
-from traincheck.options import AUTO, FILES
+from traincheck.errors import BadOption, TrainCheckError
+from traincheck.options import AUTO, FILES, OPTIONS
 from traincheck.runtime.launching.command_target import Target
 from traincheck.runtime.stderr_log import in_words
 from traincheck.vocab.invariant import ERROR
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from traincheck.checking.rank_comparison import Follower
     from traincheck.checking.rank_engine import RankComparison
     from traincheck.cli.program_run import Recording
+    from traincheck.comparison.given_names import GivenName
     from traincheck.comparison.live_comparison import LiveComparison
     from traincheck.invariants.book import Book
     from traincheck.trace.folder import RunFolder
@@ -78,14 +79,17 @@ def command(
     *,
     against: flags.Against = None,
     initial_state: flags.InitialState = None,
+    names: flags.NamesAgainst = None,
     **options: Any,
 ) -> None:
     """Run a program and check it while it trains.
 
     TrainCheck checks it against your books; without --book against the packs that it ships and your accepted runs.
     """
+    if names and against is None:
+        raise BadOption(OPTIONS["map"].flag, names[0], f"{OPTIONS['against'].flag} RUN_A with it")
     config = configs.load(options, os.environ, Path.cwd())
-    raise typer.Exit(run(Target.parse(target or ()), config, run_folder, against, initial_state))
+    raise typer.Exit(run(Target.parse(target or ()), config, run_folder, against, initial_state, names or ()))
 
 
 def run(
@@ -94,10 +98,12 @@ def run(
     run_folder: Path | None = None,
     against: Path | None = None,
     initial_state: Path | None = None,
+    names: Sequence[str] = (),
 ) -> int:
     """Run the program, gather the results of its processes, and report; the exit code of program or findings.
 
-    The run is compared with the run folder `against`, and begins with the weights and random states of `initial_state`.
+    The run is compared with the run folder `against`, with `names` that the user matched. It begins with the weights
+    and random states of `initial_state`.
     """
     from traincheck.runtime.launching.imported_packages import program_of
     from traincheck.runtime.launching.rule_selection import book_of
@@ -110,10 +116,11 @@ def run(
 
         catalogue()
     target.check(os.environ)
+    given: tuple[GivenName, ...] = ()
     if against is not None:
         from traincheck.cli import run_against
 
-        config = run_against.recording_operations(config, against)
+        config, given = run_against.recording_operations(config, against, names)
     requests = report_formats.requested(config)
     sinks = report_formats.Sinks(requests, {"script": target.script, "fail_on": config.fail_on})
     trackers = monitoring.trackers(config)
@@ -131,7 +138,7 @@ def run(
         if against is not None:
             from traincheck.cli import run_against
 
-            comparisons.append(run_against.live_comparison(against, folder, config))
+            comparisons.append(run_against.live_comparison(against, folder, config, given))
         report_output.import_report_modules()
         with ExitStack() as threads:
             threads.enter_context(followers[0])

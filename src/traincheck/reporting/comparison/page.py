@@ -14,10 +14,9 @@ from traincheck.comparison import report
 from traincheck.comparison.aligned_operations import UNMATCHED, AlignedOperation, aligned_operations
 from traincheck.comparison.alignment import is_of_variable
 from traincheck.comparison.configuration import SWITCH, ConfigurationDifference
-from traincheck.comparison.difference import ORIGIN, ROUNDED, ROUNDING, VICTIM
-from traincheck.comparison.difference import SAME as EQUAL
+from traincheck.comparison.difference import DIFFERENT, ORIGIN, ROUNDED, ROUNDING, SAME, VICTIM
 from traincheck.comparison.mark_report import mark_lines
-from traincheck.comparison.run_comparison import DIFFERENT, SAME, Comparison
+from traincheck.comparison.run_comparison import Comparison
 from traincheck.comparison.spread import Loss, ModuleReached, Spread, StepDistances
 from traincheck.reporting import html
 from traincheck.reporting.comparison.sections import EqualGroups, Fold, sections_of, verdict_text
@@ -39,7 +38,7 @@ SHADES = (1e-6, 1e-4, 1e-2)
 
 
 _TILES = (
-    (EQUAL, "equal bits"),
+    (SAME, "equal bits"),
     (ROUNDING, "rounding"),
     (VICTIM, "victims"),
     (ORIGIN, "origins"),
@@ -179,7 +178,7 @@ def _tiles(comparison: Comparison, rows: Sequence[AlignedOperation]) -> list[tup
     else:
         same = sum(step.same for step in comparison.steps)
         other = sum(step.rounding + step.different for step in comparison.steps)
-        counts = [(EQUAL, "equal bits", same), (ROUNDING, "rounding", other)]
+        counts = [(SAME, "equal bits", same), (ROUNDING, "rounding", other)]
     return [(*named, *place) for named, place in zip(counts, _places([count for *_, count in counts]), strict=True)]
 
 
@@ -209,7 +208,7 @@ def _step_rows(steps: Sequence[StepDistances], rows: Sequence[Loss], comparison:
 
 def _step_row(step: StepDistances, loss: Loss | None, is_first: bool) -> StepRow:
     counts = [step.same, step.rounding, step.different]
-    verdicts = (EQUAL, ROUNDING, VICTIM)
+    verdicts = (SAME, ROUNDING, VICTIM)
     parts = [(*named, *place) for named, place in zip(zip(verdicts, counts, strict=True), _places(counts), strict=True)]
     return StepRow(step, loss, tuple(parts), is_first)
 
