@@ -44,6 +44,9 @@ PORTS = (
     Port("micro-batches", (BACKWARD, GRADIENT), ACCUMULATED),
     Port("ddp", (BACKWARD, GRADIENT), "gradient", ranks=2),
     Port("fsdp", (FORWARD, BACKWARD), "", ranks=2),
+    Port("pipeline", (FORWARD,), "nll_loss", ranks=2),
+    Port("pipeline-numbers", (FORWARD,), "mul", ranks=2),
+    Port("pipeline-schedule", (BACKWARD, GRADIENT), "gradient", ranks=2),
     Port("tensor-parallel", (FORWARD,), "attention", ranks=2, reference="split-weights"),
 )
 

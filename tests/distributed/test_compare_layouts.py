@@ -1,4 +1,4 @@
-"""`traincheck compare` on one rank against two: data parallel and tensor parallel, right and wrong."""
+"""`traincheck compare` on one rank against two: data parallel, tensor parallel and a pipeline, right and wrong."""
 
 from __future__ import annotations
 
@@ -59,10 +59,32 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, words)
 
     def forward(self, x):
-        x = self.embed(x)
+        x = self.embed(x) if hasattr(self, "embed") else x
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        return self.head(x) if hasattr(self, "head") else x
+
+
+def pipelined(words):
+    parts, outputs, inputs = words.chunk(4), [], []
+    for number, part in enumerate(parts):
+        if rank == 0:
+            outputs.append(model(part[:, :-1]))
+            dist.send(outputs[-1].detach(), 1)
+        else:
+            inputs.append(torch.empty(2, 8, 16))
+            dist.recv(inputs[-1], 0)
+            logits = model(inputs[-1].requires_grad_())
+            labels = parts[number - (error == "order" and step == 3)][:, 1:]
+            outputs.append(F.cross_entropy(logits.flatten(0, 1), labels.flatten()) / 4)
+    for number, output in enumerate(outputs):
+        if rank == 1:
+            output.backward()
+            dist.send(inputs[number].grad, 0)
+        else:
+            gradient = torch.empty(2, 8, 16)
+            dist.recv(gradient, 1)
+            output.backward(gradient)
 
 
 model = GPT()
@@ -79,15 +101,23 @@ if layout == "tensor":
         block.attention.size *= 2 if error == "heads" else 1
 if layout == "data":
     model = nn.parallel.DistributedDataParallel(model)
+if layout == "pipeline":
+    model.blocks = nn.ModuleList(list(model.blocks)[rank::2])
+    if rank == 0:
+        del model.head
+    else:
+        del model.embed
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 generator = torch.Generator().manual_seed(1)
-for _ in range(3):
+for step in range(1, 4):
     words = torch.randint(0, 50, (8, 9), generator=generator)
     if layout == "data":
         words = words[:4] if error == "batch" else words[rank::world]
-    loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
     optimizer.zero_grad()
-    loss.backward()
+    if layout == "pipeline":
+        pipelined(words)
+    else:
+        F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten()).backward()
     optimizer.step()
 if world > 1:
     dist.barrier()
@@ -95,7 +125,7 @@ if world > 1:
     time.sleep(0.5)
 """
 RUNS = {"one": ("one", "none"), "data": ("data", "none"), "batch": ("data", "batch"), "tensor": ("tensor", "none")}
-RUNS |= {"heads": ("tensor", "heads")}
+RUNS |= {"heads": ("tensor", "heads"), "pipeline": ("pipeline", "order")}
 
 
 def traincheck(folder: Path, *words: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
@@ -171,3 +201,13 @@ def test_a_wrong_number_of_heads_is_named(folder: Path) -> None:
     assert (origin["step"], origin["phase"], origin["module"]) == (1, "forward", "GPT.blocks.0.attention")
     line = next(number for number, text in enumerate(PROGRAM.splitlines(), 1) if "weights = (q @ k" in text)
     assert f"train.py:{line}:" in origin["a"]["operations"][0]["site"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TORCH < (2, 5), reason="DTensor became public with torch 2.5")
+def test_a_pipeline_is_equal_until_micro_batches_have_the_targets_of_others(folder: Path) -> None:
+    report = compared(folder, "one", "pipeline")
+    assert [step["step"] for step in report["steps"]] == [1, 2, 3]
+    origin = report["origins"][0]
+    assert (origin["step"], origin["phase"], origin["operation"]) == (3, "forward", "nll_loss_forward")
+    assert report["renamed"]["GPT[rank 1].blocks.0.up.weight"] == "GPT.blocks.1.up.weight"

@@ -17,11 +17,15 @@ options.add_argument("--port", default="none")
 options.add_argument("--error", action="store_true")
 chosen = options.parse_args()
 PORT = chosen.port
+PIPELINES = "pipeline", "pipeline-numbers", "pipeline-schedule"
 
 
 def is_wrong(port):
     """Whether this is the run with the error of a port."""
     return chosen.error and port == PORT
+
+
+schedules = []  # of a pipeline
 
 
 class Attention(nn.Module):
@@ -159,6 +163,31 @@ class Renamed(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
+class Stage(nn.Module):
+    """The part of a model on one rank of a pipeline. Its blocks are numbered from 0, or as in the whole model."""
+
+    def __init__(self, model, rank, size):
+        super().__init__()
+        count = LAYERS // size
+        numbers = range(rank * count, (rank + 1) * count)
+        if rank == 0:
+            self.tokens, self.positions = model.tokens, model.positions
+        first = numbers[0] if PORT == "pipeline" else 0
+        self.blocks = nn.ModuleDict({str(number - first): model.blocks[number] for number in numbers})
+        if rank == size - 1:
+            self.norm, self.head = model.norm, model.head
+
+    def forward(self, x):
+        if hasattr(self, "tokens"):
+            x = self.tokens(x) + self.positions.weight
+        for block in self.blocks.values():
+            x = block(x)
+        if hasattr(self, "head"):
+            x = x * 1.01 if is_wrong("pipeline-numbers") else x
+            x = self.head(self.norm(x))
+        return x
+
+
 def build():
     """The model of the port, with the same initial weights as that of every other."""
     torch.manual_seed(0)
@@ -175,8 +204,11 @@ def build():
 
 
 def loss_of(model, tokens):
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return loss_of_logits(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+def loss_of_logits(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def distributed(model):
@@ -184,6 +216,8 @@ def distributed(model):
     size = dist.get_world_size()
     if PORT == "ddp":
         return nn.parallel.DistributedDataParallel(model)
+    if PORT in PIPELINES:
+        return Stage(model, dist.get_rank(), size)
     if PORT == "fsdp":
         from torch.distributed.fsdp import fully_shard
 
@@ -209,8 +243,49 @@ def distributed(model):
     return model
 
 
+def pipelined(stage, tokens):
+    """Compute the gradients of a batch on two stages: the forwards of all micro-batches, then the backwards."""
+    rank, parts = dist.get_rank(), tokens.chunk(4)
+    shape = (BATCH // len(parts), LENGTH, WIDTH)
+    outputs, inputs = [], []
+    for part in parts:
+        if rank == 0:
+            outputs.append(stage(part[:, :-1]))
+            dist.send(outputs[-1].detach(), 1)
+        else:
+            inputs.append(torch.empty(shape))
+            dist.recv(inputs[-1], 0)
+            logits = stage(inputs[-1].requires_grad_())
+            targets = parts[len(outputs) - 1] if is_wrong("pipeline") else part
+            outputs.append(F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten()) / len(parts))
+    for number, output in enumerate(outputs):
+        if rank == 1:
+            output.backward()
+            dist.send(inputs[number].grad, 0)
+        else:
+            gradient = torch.empty(shape)
+            dist.recv(gradient, 1)
+            output.backward(gradient)
+
+
+def scheduled(stage, tokens):
+    """Compute the gradients of a batch by a schedule of torch that interleaves forwards and backwards."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    if not schedules:
+        own = PipelineStage(stage, dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+        schedules.append(Schedule1F1B(own, 4, loss_of_logits, scale_grads=not chosen.error))
+    if dist.get_rank() == 0:
+        schedules[0].step(tokens[:, :-1])
+    else:
+        schedules[0].step(target=tokens[:, 1:])
+
+
 def backward(model, tokens):
     """Compute the gradients of a batch, as the port does it."""
+    if PORT in PIPELINES:
+        scheduled(model, tokens) if PORT == "pipeline-schedule" else pipelined(model, tokens)
+        return
     if PORT == "micro-batches":
         for part in tokens.chunk(4):
             (loss_of(model, part) / (1 if chosen.error else 4)).backward()
@@ -230,8 +305,17 @@ def backward(model, tokens):
         loss.backward()
 
 
+def clip(parameters):
+    """Clip gradients by the norm of all stages."""
+    gradients = [each.grad for each in parameters]
+    norm = nn.utils.get_total_norm(gradients) ** 2
+    dist.all_reduce(norm)
+    for gradient in gradients:
+        gradient.mul_(torch.clamp(2.0 / (norm.sqrt() + 1e-6), max=1.0))
+
+
 def main():
-    ranks = PORT in ("ddp", "fsdp", "tensor-parallel")
+    ranks = PORT in ("ddp", "fsdp", "tensor-parallel", *PIPELINES)
     if ranks:
         dist.init_process_group("gloo")
     model = build()
@@ -250,7 +334,9 @@ def main():
         tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
         optimizer.zero_grad()
         backward(model, tokens)
-        if PORT != "tensor-parallel":  # torch does not clip sharded and whole gradients together
+        if PORT in PIPELINES:
+            clip(model.parameters())
+        elif PORT != "tensor-parallel":  # torch does not clip sharded and whole gradients together
             nn.utils.clip_grad_norm_(model.parameters(), 2.0)
         optimizer.step()
     if ranks:

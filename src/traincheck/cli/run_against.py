@@ -26,8 +26,8 @@ def recording_operations(
     """The configuration of a run that is compared with `against`: it records operations. And the `names` that the user
     matched.
 
-    Raises NothingToCompare if `against` has no sketches, the errors of `RunFolder`, and BadOption for another --record and for
-    names that cannot be parsed.
+    Raises NothingToCompare if `against` has no sketches, the errors of `RunFolder`, and BadOption for another --record
+    and for names that cannot be parsed.
     """
     from traincheck.comparison.given_names import given_names
     from traincheck.comparison.run_comparison import recorded_ranks

@@ -6,7 +6,7 @@ found where a step begins: sum and norm are equal, and the projections are not. 
 compared alone. Where several parameters are one in the other run (see `Fusion`), the several become the shards of one.
 
 A run may compute a batch in several micro-batches, each with a backward. Where the other run has another number of
-backwards, the micro-batches are joined like ranks: a value is whole in each, a shard, or a summand.
+backwards, or is a pipeline, the micro-batches are joined like ranks: a value is whole in each, a shard, or a summand.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from traincheck.comparison.distance import distance, rounding
 from traincheck.comparison.given_names import Fusion, GivenName
 from traincheck.comparison.ranks import concatenated, joined
 from traincheck.comparison.renaming import renaming
+from traincheck.comparison.stages import Stages, join_stages
 from traincheck.comparison.sums import sums_of
 from traincheck.vocab.operations import (
     ACCUMULATED,
@@ -35,21 +36,27 @@ from traincheck.vocab.operations import (
 # -- ranks and micro-batches -------------------------------------------------------------------------------------------
 
 
-def joined_alike(a: Sequence[StepOperations], b: Sequence[StepOperations]) -> tuple[StepOperations, StepOperations]:
+def joined_alike(
+    a: Sequence[StepOperations], b: Sequence[StepOperations], stages: tuple[Stages, Stages]
+) -> tuple[StepOperations, StepOperations]:
     """A step of several ranks of each run as one, with as many micro-batches in both."""
     counts = [max(map(_backwards, steps)) for steps in (a, b)]
-    joins = counts[0] != counts[1] and min(counts) > 0
+    joins = min(counts) > 0 and (counts[0] != counts[1] or any(len(groups) > 1 for groups in stages))
     own, other = (
-        _joined(steps, micro_batches=joins and number > 1) for steps, number in zip((a, b), counts, strict=True)
+        _joined(steps, groups, micro_batches=joins and (count > 1 or len(groups) > 1))
+        for steps, groups, count in zip((a, b), stages, counts, strict=True)
     )
     return own, other
 
 
-def _joined(steps: Sequence[StepOperations], micro_batches: bool) -> StepOperations:
-    if not micro_batches:
-        return joined(steps) if len(steps) > 1 else steps[0]
-    parts = [part for step in steps for part in _micro_batches(step)]
-    return joined(parts)
+def _joined(steps: Sequence[StepOperations], stages: Stages, *, micro_batches: bool) -> StepOperations:
+    joined_ranks = []
+    for ranks in stages:
+        parts = [steps[rank] for rank in ranks]
+        if micro_batches:
+            parts = [part for step in parts for part in _micro_batches(step)]
+        joined_ranks.append(joined(parts) if len(parts) > 1 else parts[0])
+    return join_stages(joined_ranks, [ranks[0] for ranks in stages]) if len(stages) > 1 else joined_ranks[0]
 
 
 def _backwards(step: StepOperations) -> int:
@@ -57,29 +64,56 @@ def _backwards(step: StepOperations) -> int:
 
 
 def _micro_batches(step: StepOperations) -> list[StepOperations]:
-    """The parts of a step up to the end of each backward. Each has the operations behind the last as well.
+    """The parts of a step that belong to each backward. Each has the operations behind the last as well.
 
     The gradient after the last backward is that of all micro-batches, so it is the only one that counts.
     """
-    parts: list[list[Operation]] = [[]]
-    left = _backwards(step)
-    is_behind = False  # behind a backward: the next operation of a forward belongs to the next micro-batch
-    rest: list[Operation] = []
-    for operation in step.operations:
-        if is_behind and operation.phase in (FORWARD, BEFORE) and left:
-            parts.append([])
-            is_behind = False
-        if not left and ((is_behind and operation.phase != BACKWARD) or rest):
-            rest.append(operation)
-        elif operation.name == ACCUMULATED and operation.phase == BACKWARD:
-            is_behind = True
-            if not left:
-                rest.append(operation)
-        else:
-            parts[-1].append(operation)
-        if operation.name == ROOTS and operation.phase == BACKWARD:
-            left -= 1
-    return [StepOperations(step.step, step.values, (*part, *rest), step.incomplete) for part in parts]
+    operations = step.operations
+    roots = [index for index, each in enumerate(operations) if each.name == ROOTS and each.phase == BACKWARD]
+    end = next(
+        (
+            index
+            for index in range(roots[-1] + 1, len(operations))
+            if operations[index].phase != BACKWARD or operations[index].name == ACCUMULATED
+        ),
+        len(operations),
+    )
+    parts: list[list[Operation]] = [[] for _ in roots]
+    for index, owner in sorted(_owners(operations, roots, end).items()):
+        if operations[index].name != ACCUMULATED:
+            parts[owner].append(operations[index])
+    return [StepOperations(step.step, step.values, (*part, *operations[end:]), step.incomplete) for part in parts]
+
+
+def _owners(operations: Sequence[Operation], roots: Sequence[int], end: int) -> dict[int, int]:
+    """The micro-batch of operations before `end`: whose loss is computed from them. A pipeline computes several
+    forwards first.
+
+    Where no loss is computed, but the state at the end of the step, it is the micro-batch of what follows. Other
+    operations have none: metrics, and trials that find out shapes.
+    """
+    forward = [index for index in range(end) if operations[index].phase in (FORWARD, BEFORE)]
+    producers = {value: index for index in forward for value in operations[index].outputs}
+
+    def computes(index: int) -> Iterator[int]:
+        """What computes the inputs of an operation, and has no owner yet."""
+        waiting = list(operations[index].inputs)
+        while waiting:
+            producer = producers.get(waiting.pop())
+            if producer is not None and producer not in owners:
+                yield producer
+                waiting += operations[producer].inputs
+
+    owners: dict[int, int] = {}
+    for number, root in enumerate(roots):
+        following = roots[number + 1] if number + 1 < len(roots) else end
+        owners.update((index, number) for index in range(root, following) if operations[index].phase == BACKWARD)
+        for index in computes(root):
+            owners[index] = number
+    for last in range(end, len(operations)):
+        for index in computes(last):
+            owners[index] = next((number for number, root in enumerate(roots) if index < root), len(roots) - 1)
+    return owners
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------

@@ -40,9 +40,16 @@ class PartsOfRanks(Sketch, frozen=True):
         possible = [self.parts[0]] if is_whole and self.size == size else []
         if summands and all(part.size == size and part.packed_projections for part in self.parts):
             possible += [_sum(self.parts, factor) for factor in (1.0, 1.0 / count)]
+            possible += [self._norm] if size == 1 else []
         elif sum(part.size for part in self.parts) == size:
             possible += [concatenated(self.parts, factor) for factor in ((1.0, 1.0 / count) if summands else (1.0,))]
         return possible
+
+    @property
+    def _norm(self) -> Sketch:
+        """The norm of all parts together, if the values are norms of the parts."""
+        root = math.hypot(*(part.total for part in self.parts))
+        return Sketch(self.dtype, self.shape, None, root, root)
 
 
 def forms(sketch: Sketch, size: int, *, summands: bool) -> list[Sketch]:

@@ -49,6 +49,9 @@ class Renaming:
             return self.variables[name]
         if name in self.modules:
             return self.modules[name]
+        module, dot, last = name.rpartition(".")
+        if module in self.modules:
+            return f"{self.modules[module]}{dot}{last}"
         if not given:
             return other_name(name, self.roots)
         for path in paths_above(name):

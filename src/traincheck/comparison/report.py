@@ -177,7 +177,14 @@ def _origins(comparison: Comparison, a: str, b: str, losses: Sequence[Loss]) -> 
 
 def advice(origin: Difference) -> str:
     """What to compare or to do about an origin."""
+    if origin.kind == NUMBERS and len({_parts(value) for value in origin.values or ()}) > 1:
+        return "Compare which parts of the batch the ranks or micro-batches combine here, and in which order."
     return _ADVICE[origin.kind]
+
+
+def _parts(value: Sketch) -> int:
+    """In how many different parts a value was computed."""
+    return len(value.parts) if isinstance(value, PartsOfRanks) and not value.is_replicated else 1
 
 
 def spread_text(modules: Sequence[ModuleReached]) -> str:

@@ -17,6 +17,7 @@ from traincheck.comparison.marks import NO_MARKS, MarkComparison, compare_marks,
 from traincheck.comparison.noise import Noise, OperationKey, explained_by, is_noise, noise_of
 from traincheck.comparison.renaming import lacking_variables
 from traincheck.comparison.shared_names import share_modules, with_equal_names
+from traincheck.comparison.stages import Stages, stages_of
 from traincheck.comparison.step_comparison import StepComparison
 from traincheck.errors import NothingToCompare
 from traincheck.trace.folder import RunFolder
@@ -200,6 +201,7 @@ class PairLayouts:
     def __init__(self, given: Sequence[GivenName] = ()) -> None:
         self._given = given
         self._layouts: Layouts | None = None
+        self._stages: tuple[Stages, Stages] | None = None
         self.lacking: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         """The parameters and buffers that only the first or only the second run has."""
 
@@ -215,7 +217,8 @@ class PairLayouts:
 
     def common_step(self, a: Ranks, b: Ranks) -> CommonStep:
         """A step of all ranks of both runs as one of each. Raises BadOption in the first if given names do not fit."""
-        own, other = joined_alike(a, b)
+        self._stages = self._stages or (stages_of(a), stages_of(b))
+        own, other = joined_alike(a, b, self._stages)
         layouts = self._layouts or Layouts(own, other, self._given)
         own, other = layouts.apply(own, other)
         if self._layouts is None:

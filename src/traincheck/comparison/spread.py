@@ -10,6 +10,7 @@ from traincheck.comparison.aligned_operations import AlignedOperation, aligned_o
 from traincheck.comparison.alignment import Rename, aligned, is_of_variable
 from traincheck.comparison.difference import ORIGIN, ROUNDED, VICTIM
 from traincheck.comparison.distance import distance, rounding
+from traincheck.comparison.ranks import forms
 from traincheck.comparison.run_comparison import CommonStep, Comparison
 from traincheck.vocab.operations import (
     AFTER,
@@ -214,7 +215,12 @@ def _together(parts: Iterable[tuple[float, float]]) -> float:
 def _losses(own: StepOperations, other: StepOperations) -> list[Loss]:
     """The losses of a step, if both runs have one."""
     a, b = _loss(own), _loss(other)
-    return [] if a is None or b is None else [Loss(own.step, a.elements[0], b.elements[0], distance(a, b))]
+    if a is None or b is None:
+        return []
+    pairs = ((x, y) for x in forms(a, 1, summands=True) for y in forms(b, 1, summands=True))
+    nearest = min(pairs, key=lambda pair: abs(pair[0].total - pair[1].total), default=(a, b))
+    own_loss, other_loss = (each.elements[0] if each in (a, b) else each.total for each in nearest)
+    return [Loss(own.step, own_loss, other_loss, distance(a, b))]
 
 
 def first_different(rows: Sequence[Loss]) -> Loss | None:

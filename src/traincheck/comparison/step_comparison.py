@@ -81,6 +81,7 @@ class StepComparison:
         self.updated: dict[str, float] = {}
         """The distances of the parameters after the step."""
         self._compare()
+        self._drop_corrected()
         self._drop_healed()
         if not self.origins:
             self._add_lacking()
@@ -149,6 +150,46 @@ class StepComparison:
         self.different += 1
         self.origins.append(stretch)
         return Judged(VICTIM, inputs, results)
+
+    def _drop_corrected(self) -> None:
+        """Drop differences that the program corrects.
+
+        It may divide the loss by the number of micro-batches, or the gradients before an optimizer gets them. And it
+        may take another part of a batch, if what is computed from that is equal.
+        """
+        operations = self.a.operations
+        verdicts = {i: judged.verdict for (i, _), judged in zip(self.pairs, self.judged, strict=True)}
+        equal = {index for index, verdict in verdicts.items() if verdict in (SAME, ROUNDING)}
+        gradients = {operations[index].module for index in equal if operations[index].phase == GRADIENT}
+
+        def is_corrected(origin: Difference) -> bool:
+            if origin.others_a or origin.others_b or origin.a is None or origin.b is None:
+                return False
+            if origin.a.name == ACCUMULATED:
+                return origin.a.module in gradients
+            is_other_part = origin.a.name == INPUT and math.isinf(origin.results)
+            return is_other_part and all(
+                self._is_equal_behind(run, each, equal) for run, each in enumerate((origin.a, origin.b))
+            )
+
+        self.origins = [each for each in self.origins if not is_corrected(each)]
+
+    def _is_equal_behind(self, run: int, begin: Operation, equal: set[int]) -> bool:
+        """Whether all operations that both runs have, and that compute with a value of one run, are among `equal`.
+
+        Operations that this run alone has may be between.
+        """
+        step, unpaired = (self.a, self.b)[run], self._flow.unpaired[run]
+        partner = {pair[run]: pair[0] for pair in self.pairs}
+        values = set(begin.outputs)
+        for index, operation in enumerate(step.operations):
+            if not values.intersection(operation.inputs):
+                continue
+            if index in unpaired:
+                values.update(operation.outputs)
+            elif operation.outputs and partner[index] not in equal:
+                return False
+        return True
 
     def _drop_healed(self) -> None:
         """Drop operations that take other values, if no other result shows it: a list in another order has one norm."""
