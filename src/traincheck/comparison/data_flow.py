@@ -88,6 +88,29 @@ class DataFlow:
         pairs = list(zip(self.sketches_of(0, a.outputs), self.sketches_of(1, b.outputs), strict=False))
         return max(pairs, key=lambda pair: distance(*pair)) if pairs else None
 
+    def is_scaled_later(self, a: Operation, b: Operation) -> bool:
+        """Whether gradients are equal after operations that only one run applies to each of them, with numbers alone.
+
+        Clipping also makes gradients equal, but its operations take a factor that was computed.
+        """
+        pairs = zip(a.outputs, b.outputs, strict=True)
+        return all(
+            distance(self.a.values[self._scaled[0].get(x, x)], self.b.values[self._scaled[1].get(y, y)])
+            <= self.rounding(a, b)
+            for x, y in pairs
+        )
+
+    @cached_property
+    def _scaled(self) -> tuple[dict[int, int], dict[int, int]]:
+        """For each run, the result of such an operation by the value that it takes."""
+        runs: tuple[dict[int, int], dict[int, int]] = {}, {}
+        for run, step in enumerate((self.a, self.b)):
+            for index in sorted(self.unpaired[run]):
+                operation = step.operations[index]
+                if operation.phase == FORWARD and len(operation.inputs) == len(operation.outputs):
+                    runs[run].update(zip(operation.inputs, operation.outputs, strict=True))
+        return runs
+
     # -- stretches of different operations -------------------------------------------------------------------------
 
     def stretch_before(self, a: Operation, b: Operation) -> Difference | None:

@@ -78,8 +78,9 @@ def _parameters(step: StepOperations) -> dict[str, int | None]:
 
 
 def _share(a: Mapping[str, int | None], b: Mapping[str, int | None]) -> bool:
-    """Whether two ranks hold the same parameters, for the most part."""
-    return 2 * sum(name in b and b[name] == own for name, own in a.items()) > min(len(a), len(b))
+    """Whether two ranks hold the same parameters, for the most part. Ranks without parameters are no stages."""
+    fewest = min(len(a), len(b))
+    return not fewest or 2 * sum(name in b and b[name] == own for name, own in a.items()) > fewest
 
 
 def join_stages(stages: Sequence[StepOperations], first_ranks: Sequence[int]) -> StepOperations:

@@ -154,19 +154,17 @@ class StepComparison:
     def _drop_corrected(self) -> None:
         """Drop differences that the program corrects.
 
-        It may divide the loss by the number of micro-batches, or the gradients before an optimizer gets them. And it
-        may take another part of a batch, if what is computed from that is equal.
+        It may divide the loss by the number of micro-batches, or the accumulated gradients. And it may take another
+        part of a batch, if what is computed from that is equal.
         """
-        operations = self.a.operations
-        verdicts = {i: judged.verdict for (i, _), judged in zip(self.pairs, self.judged, strict=True)}
-        equal = {index for index, verdict in verdicts.items() if verdict in (SAME, ROUNDING)}
-        gradients = {operations[index].module for index in equal if operations[index].phase == GRADIENT}
+        verdicts = ((i, judged.verdict) for (i, _), judged in zip(self.pairs, self.judged, strict=True))
+        equal = {index for index, verdict in verdicts if verdict in (SAME, ROUNDING)}
 
         def is_corrected(origin: Difference) -> bool:
             if origin.others_a or origin.others_b or origin.a is None or origin.b is None:
                 return False
             if origin.a.name == ACCUMULATED:
-                return origin.a.module in gradients
+                return self._flow.is_scaled_later(origin.a, origin.b)
             is_other_part = origin.a.name == INPUT and math.isinf(origin.results)
             return is_other_part and all(
                 self._is_equal_behind(run, each, equal) for run, each in enumerate((origin.a, origin.b))
