@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from traincheck.errors import BadOption
-from traincheck.options import OPTIONS, Option, Value
+from traincheck.options import OPERATIONS, OPTIONS, Option, Value
 
 TABLE = "[tool.traincheck]"
 DEFAULT = "default"
@@ -69,6 +69,7 @@ class Config:
     metrics: tuple[str, ...] = ()
     metrics_token: str | None = field(default=None, repr=False)
     callback: str = ""
+    whole_values: str = ""
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def origin(self, name: str) -> str:
@@ -98,6 +99,7 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], start: Path) -
         values["budget"] = Budget()
     if ":" in values["on_violation"]:
         values["callback"], values["on_violation"] = values["on_violation"], CALLBACK
+    values["record"], _, values["whole_values"] = values["record"].partition(":")
     return Config(**values, origins=origins)
 
 
@@ -158,6 +160,8 @@ def _checked(option: Option, value: object, origin: str) -> Any:
         return checked_budget(value, origin)
     if option.kind == "action":
         return checked_action(value, origin)
+    if option.kind == "record":
+        return checked_record(value, origin)
     if option.several:
         texts = _texts(option, value)
         if texts is not None:
@@ -203,6 +207,15 @@ def checked_action(value: object, origin: str) -> str:
     raise BadOption(origin, value, option.expected)
 
 
+def checked_record(value: object, origin: str) -> str:
+    """The value of `record`. Raises BadOption that names `origin`."""
+    option = OPTIONS["record"]
+    if isinstance(value, str) and (value in option.choices or _WHOLE_VALUES.fullmatch(value)):
+        return value
+    raise BadOption(origin, value, option.expected)
+
+
+_WHOLE_VALUES = re.compile(OPERATIONS + r":[^@]*@[1-9]\d{0,17}", re.ASCII)
 _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?%")
 _FRACTION = re.compile(r"1/([1-9]\d{0,17})", re.ASCII)
 _FIRST = re.compile(r"first=(\d{1,18})", re.ASCII)

@@ -73,7 +73,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = run(folder, "train.py")
     (folder / "plain.txt").write_text(plain.stdout)
     for name, words in (("before", ()), ("again", ()), ("scale", ("scale",)), ("order", ("order",))):
-        done = traincheck(folder, "collect", "--record", "operations", "-o", name, "train.py", *words)
+        record = "operations:Net@1" if name in ("before", "scale") else "operations"
+        done = traincheck(folder, "collect", "--record", record, "-o", name, "train.py", *words)
         assert done.returncode == 0, done.stderr
         assert name not in ("before", "again") or done.stdout == plain.stdout, "training has other bits"
     return folder
@@ -99,6 +100,16 @@ def test_another_constant_is_named_with_its_line(folder: Path) -> None:
     assert "The runs compute different things, in step 1" in done.stdout
     assert f"mul(1.0) at train.py:{line}:Net.forward" in done.stdout and "mul(1.01) at" in done.stdout
     assert "other origins" not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_elements_of_a_module_are_compared(folder: Path) -> None:
+    done = traincheck(folder, "compare", "before", "scale")
+    assert "  elements  576 of 576 differ; the largest difference is " in done.stdout
+    assert "the second run has 1.01 times the values of the first\n" in done.stdout
+    assert "To see which elements differ" not in done.stdout
+    report = json.loads(traincheck(folder, "compare", "before", "scale", "--json").stdout)
+    assert report["elements"]["differing"] == report["elements"]["size"] == 576
 
 
 @pytest.mark.slow

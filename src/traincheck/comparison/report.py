@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from traincheck.comparison.difference import (
     SAME,
     Difference,
 )
+from traincheck.comparison.element_differences import ElementDifferences
 from traincheck.comparison.mark_report import mark_data, mark_lines, mark_title
 from traincheck.comparison.ranks import PartsOfRanks
 from traincheck.comparison.run_comparison import Comparison
@@ -33,7 +35,7 @@ from traincheck.comparison.spread import (
     first_different,
     modules_reached,
 )
-from traincheck.vocab.operations import AFTER, BACKWARD, BEFORE, GRADIENT, UPDATE, Operation, Sketch
+from traincheck.vocab.operations import ACCUMULATED, AFTER, BACKWARD, BEFORE, GRADIENT, INPUT, UPDATE, Operation, Sketch
 
 MOST_ORIGINS, MOST_ALIKE, MOST_OPERATIONS, MOST_NAMES = 5, 3, 6, 4
 MOST_MODULES, MOST_SETTINGS = 16, 60
@@ -70,8 +72,10 @@ def lines(
     b: str,
     configuration: Sequence[ConfigurationDifference] = (),
     losses: Sequence[Loss] = (),
+    elements: ElementDifferences | None = None,
 ) -> Iterator[str]:
-    """The comparison for people. `losses` are those up to the first that differs."""
+    """The comparison for people. `losses` are those up to the first that differs, and `elements` are those of the
+    result of the first origin."""
     yield headline(comparison)
     if configuration:
         texts = [difference_text(each, a, b) for each in configuration]
@@ -79,7 +83,7 @@ def lines(
     if comparison.repetitions:
         yield f"  {noise_text(comparison)}"
     if comparison.origins:
-        yield from _origins(comparison, a, b, losses)
+        yield from _origins(comparison, a, b, losses, elements)
     yield from mark_lines(comparison.marks, a, b, is_alone=not comparison.origins)
     if not comparison.steps:
         yield "  not compared: operations, as the runs have no step in common, or no module"
@@ -151,11 +155,13 @@ def _wrapped(text: str, most: int) -> list[str]:
     )
 
 
-def _origins(comparison: Comparison, a: str, b: str, losses: Sequence[Loss]) -> Iterator[str]:
+def _origins(
+    comparison: Comparison, a: str, b: str, losses: Sequence[Loss], elements: ElementDifferences | None
+) -> Iterator[str]:
     first = comparison.origins[0]
     if comparison.since and comparison.since < first.step - 1:
         yield f"  it begins between step {comparison.since} and step {first.step}; sketch each of them to find it"
-    yield from _describe(first, a, b)
+    yield from _describe(first, a, b, elements)
     alike = [origin for origin in comparison.origins[1:] if _group(origin) == _group(first)]
     if alike:
         names = ", ".join(origin.operation.module for origin in alike[:MOST_ALIKE])
@@ -173,6 +179,8 @@ def _origins(comparison: Comparison, a: str, b: str, losses: Sequence[Loss]) -> 
     yield from _wrapped(f"spread: {spread_text(reached)}" if reached else "", 4)
     yield from _wrapped(loss_text(losses), 1)
     yield f"  {advice(first)}"
+    if elements is None:
+        yield from _wrapped(whole_values_advice(first, a, b), 2)
 
 
 def advice(origin: Difference) -> str:
@@ -180,6 +188,34 @@ def advice(origin: Difference) -> str:
     if origin.kind == NUMBERS and len({_parts(value) for value in origin.values or ()}) > 1:
         return "Compare which parts of the batch the ranks or micro-batches combine here, and in which order."
     return _ADVICE[origin.kind]
+
+
+def element_texts(elements: ElementDifferences) -> tuple[str, ...]:
+    """Which elements of a result differ, and what they have in common."""
+    if elements.reason:
+        return (f"not compared: {elements.reason}",)
+    if not elements.differing:
+        return (f"all {elements.size:,} differ by rounding at most",)
+    own, other = elements.pair
+    index = ", ".join(map(str, elements.index))
+    largest = f"the largest difference is {elements.largest:.6g} at ({index}): {own:.6g} and {other:.6g}"
+    return (f"{elements.differing:,} of {elements.size:,} differ; {largest}", *elements.patterns)
+
+
+def whole_values_advice(origin: Difference, a: str, b: str) -> str:
+    """How to record all elements of the result of an origin; empty if it has no results that can be compared."""
+    if origin.values is None or origin.a is None or origin.b is None or math.isinf(origin.results):
+        return ""
+    if origin.operation.name == INPUT or origin.operation.name == ACCUMULATED:
+        return ""
+    options = [f'--record "operations:{_RANK.sub("", each.module)}@{origin.step}"' for each in (origin.a, origin.b)]
+    if options[0] == options[1]:
+        return f"To see which elements differ, record both runs with {options[0]}."
+    return f"To see which elements differ, record {a} with {options[0]} and {b} with {options[1]}."
+
+
+_RANK = re.compile(r"\[rank \d+\]")
+"""What `join_stages` adds to a name."""
 
 
 def _parts(value: Sketch) -> int:
@@ -223,8 +259,8 @@ def title(origin: Difference) -> str:
     return f"{_TITLES[origin.kind]}, in step {origin.step}"
 
 
-def _describe(origin: Difference, a: str, b: str) -> Iterator[str]:
-    operation, width = origin.operation, max(map(len, (a, b, "results")))
+def _describe(origin: Difference, a: str, b: str, elements: ElementDifferences | None) -> Iterator[str]:
+    operation, width = origin.operation, max(map(len, (a, b, "results" if elements is None else "elements")))
     yield f"  {'where':{width}}  {where(origin)}"
     for label, own, others, partner in (
         (a, origin.a, origin.others_a, origin.b),
@@ -238,6 +274,8 @@ def _describe(origin: Difference, a: str, b: str) -> Iterator[str]:
     yield f"  {'results':{width}}  {results_text(origin)}"
     for label, sketch in zip((a, b), origin.values, strict=True):
         yield f"  {label:{width}}  {tensor_text(sketch)}"
+    for number, text in enumerate(element_texts(elements) if elements is not None else ()):
+        yield f"  {'' if number else 'elements':{width}}  {text}"
 
 
 def where(origin: Difference) -> str:
@@ -328,6 +366,7 @@ def data(
     b: str,
     configuration: Sequence[ConfigurationDifference] = (),
     spread: Spread | None = None,
+    elements: ElementDifferences | None = None,
 ) -> dict[str, Any]:
     """The comparison as JSON data. Distances that are infinite or unknown are None."""
     return {
@@ -341,6 +380,7 @@ def data(
             for step in comparison.steps
         ],
         "origins": [_difference(origin) for origin in comparison.origins],
+        "elements": None if elements is None else _elements(elements),
         "victims": dict(Counter(victim.operation.phase for victim in comparison.victims)),
         "spread": None if spread is None else _spread(spread),
         "renamed": comparison.renamed,
@@ -349,6 +389,18 @@ def data(
         "incomplete": list(comparison.incomplete),
         "marks": mark_data(comparison.marks),
         "noise": _noise(comparison),
+    }
+
+
+def _elements(elements: ElementDifferences) -> dict[str, Any]:
+    return {
+        "size": elements.size,
+        "differing": elements.differing,
+        "largest": _number(elements.largest),
+        "index": list(elements.index),
+        "pair": [_number(each) for each in elements.pair],
+        "patterns": list(elements.patterns),
+        "reason": elements.reason,
     }
 
 

@@ -132,6 +132,7 @@ CONFIGURABLE = (
         "record",
         ("--record",),
         "Record the steps around findings, all watched steps, or sketches of their operations for `compare`.",
+        "record",
         metavar="found|all|operations",
         default=AROUND_FINDINGS,
         choices=(AROUND_FINDINGS, ALL, OPERATIONS),

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 Value: TypeAlias = str | bool | int | float | tuple[str, ...] | None
 Kind: TypeAlias = Literal[
-    "text", "path", "texts", "paths", "lines", "switch", "number", "count", "size", "action", "budget"
+    "text", "path", "texts", "paths", "lines", "switch", "number", "count", "size", "action", "budget", "record"
 ]
 
 ENVIRONMENT = "TRAINCHECK_"
@@ -30,6 +30,7 @@ _EXPECTED: dict[Kind, str] = {
     "count": "a whole number, 0 or more",
     "size": "a size of 1 MB or more, such as 500 MB, 10GB or 2 GiB, or all for no limit",
     "action": "warn, stop, callback, or a function as package.module:function",
+    "record": "found, all, operations, or operations:MODULE@STEP for all elements of one module in one step",
     "budget": "a share such as 1% or 0.5%, or 1/K with a whole K; optionally ,first=N behind it",
 }
 

@@ -48,10 +48,12 @@ if TYPE_CHECKING:
     from traincheck.runtime.recording.initial_states import InitialStates
     from traincheck.sources.attachment import Attachment
     from traincheck.sources.operations.marks import MarkSink
+    from traincheck.sources.operations.whole_values import WholeValues
     from traincheck.sources.recording.step_tracker import Cut
     from traincheck.trace.operation_files import OperationWriter
     from traincheck.trace.record_files import RecordWriter
     from traincheck.vocab.marks import Mark
+    from traincheck.vocab.operations import WholeValue
 
 NOTE_SECONDS = 2.0
 """Seconds that an incomplete end waits for its last note, as the disk may be the reason."""
@@ -124,7 +126,8 @@ class Session:
         if self.settings.verify_every:
             stages.append(("verification", self._verified.feed))
         operations, marks = self._operation_writers()
-        stages += self._operation_stages(operations, marks)
+        whole_values = self._whole_value_writer()
+        stages += self._operation_stages(operations, marks, whole_values)
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=lambda: self._at_rest(marks))
         stages.append(("heartbeat", heartbeat.feed))
@@ -153,6 +156,7 @@ class Session:
             self.settings.verify_every,
             installed=self.settings.installed_sources,
             operations=operations.add if operations is not None else None,
+            whole_values=self._whole_values(whole_values) if whole_values is not None else None,
             marks=self._mark_sink(marks) if marks is not None else None,
             initial_state=self._initial_states.source if self._initial_states is not None else None,
         )
@@ -186,11 +190,31 @@ class Session:
 
         return OperationWriter(self._folder.path, self._process), mark_writer(self._folder.path, self._process)
 
-    def _operation_stages(self, operations: OperationWriter | None, marks: RecordWriter[Mark] | None) -> list[Stage]:
-        """The stages that write operations, marks, and the state with which the training began."""
+    def _whole_value_writer(self) -> RecordWriter[WholeValue] | None:
+        """The writer of the values of which all elements are kept, if some are."""
+        if not self.settings.whole_values:
+            return None
+        from traincheck.trace.operation_files import whole_value_writer
+
+        return whole_value_writer(self._folder.path, self._process)
+
+    def _whole_values(self, writer: RecordWriter[WholeValue]) -> WholeValues:
+        from traincheck.sources.operations.whole_values import WholeValues
+
+        return WholeValues(self.settings.whole_values, writer.add)
+
+    def _operation_stages(
+        self,
+        operations: OperationWriter | None,
+        marks: RecordWriter[Mark] | None,
+        whole_values: RecordWriter[WholeValue] | None,
+    ) -> list[Stage]:
+        """The stages that write operations, marks, whole values, and the state with which the training began."""
         stages: list[Stage] = []
         if operations is not None and marks is not None:
             stages += [("operations", operations.feed), ("marks", marks.feed)]
+        if whole_values is not None:
+            stages.append(("whole values", whole_values.feed))
         if self._initial_states is not None:
             stages.append(("initial state", self._initial_states.feed))
         return stages

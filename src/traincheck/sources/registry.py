@@ -40,6 +40,7 @@ from traincheck.vocab.source_declaration import SourceDeclaration
 
 if TYPE_CHECKING:
     from traincheck.sources.operations.marks import MarkSink
+    from traincheck.sources.operations.whole_values import WholeValues
     from traincheck.vocab.operations import StepOperations
 
 
@@ -77,6 +78,7 @@ def build_all(
     verify_every: int = 0,
     *,
     operations: Callable[[StepOperations], object] | None = None,
+    whole_values: WholeValues | None = None,
     marks: MarkSink | None = None,
     initial_state: Callable[[VariableCatalog], Source] | None = None,
     installed: bool = True,
@@ -85,8 +87,8 @@ def build_all(
     """As `build`, with the catalog of variables and the context of running calls.
 
     One of `verify_every` steps is verified, none with 0. The operations of watched steps are
-    sketched and passed to `operations`, and the values that the program marks to `marks`. `initial_state` makes the
-    source of that name.
+    sketched and passed to `operations`, those of a module are kept whole by `whole_values`, and the values that the
+    program marks go to `marks`. `initial_state` makes the source of that name.
     `installed` says whether to look for sources of installed packages. `extra` sources are built without being
     installed.
     """
@@ -123,7 +125,7 @@ def build_all(
     if operations is not None:
         from traincheck.sources.operations.operation_source import OperationSource
 
-        sources.append(OperationSource(calls, catalog, operations))
+        sources.append(OperationSource(calls, catalog, operations, whole_values))
     if marks is not None:
         from traincheck.sources.operations.marks import MarkSource
 

@@ -17,7 +17,7 @@ from traincheck import redaction
 from traincheck.addresses import Address, as_path
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.control_file import change_control, read_control, stopped
-from traincheck.trace.format import DIGESTS, EVENTS, INITIAL_STATE, MANIFEST, MARKS, OPERATIONS
+from traincheck.trace.format import DIGESTS, EVENTS, INITIAL_STATE, MANIFEST, MARKS, OPERATIONS, WHOLE_VALUES
 from traincheck.trace.run_notes import Manifest, ProcessNote, StopRequest, from_json, recorded_of, to_json
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
@@ -32,6 +32,7 @@ _Owner = tuple[int, int]
 _EVENTS = re.compile(r"events-(-?[0-9]{1,18})-([0-9]{1,18})\.arrows")
 _OPERATIONS = re.compile(OPERATIONS + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.msgpack")
 _MARKS = re.compile(MARKS + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.msgpack")
+_WHOLE_VALUES = re.compile(WHOLE_VALUES + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.msgpack")
 _INITIAL = re.compile(INITIAL_STATE + r"-(-?[0-9]{1,18})-([0-9]{1,18})\.pt")
 _NOTE = re.compile(r"process-(-?[0-9]{1,18})-([0-9]{1,18})\.json")
 
@@ -157,6 +158,10 @@ class RunFolder:
     def initial_states(self) -> dict[int, Path]:
         """The file with the initial state of each rank; of several processes of a rank, the first."""
         return self._first_files(_INITIAL)
+
+    def whole_value_files(self) -> tuple[Path, ...]:
+        """The file of whole values of each process, by rank, then by process."""
+        return tuple(self._files(_WHOLE_VALUES).values())
 
     def _first_files(self, pattern: re.Pattern[str]) -> dict[int, Path]:
         files: dict[int, Path] = {}

@@ -20,8 +20,8 @@ MANIFEST = "run.json"
 BOOK_FILE = "book.jsonl"
 """The book against which a run was checked live. The run folder keeps it, because it decided what was observed."""
 
-EVENTS, DIGESTS, OPERATIONS, MARKS = "events", "told", "operations", "marks"
+EVENTS, DIGESTS, OPERATIONS, MARKS, WHOLE_VALUES = "events", "told", "operations", "marks", "values"
 INITIAL_STATE = "initial-state"
 """Prefixes of the files of a process: its events, the digests that it publishes to other ranks (see
-checking/digests.py), its operations and its marks (see operation_files.py), and the state with which it
+checking/digests.py), its operations, its marks and whole values (see operation_files.py), and the state with which it
 began. The prefix of digests on disk stays `told`."""

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from traincheck.trace.format import MARKS, OPERATIONS
+from traincheck.trace.format import MARKS, OPERATIONS, WHOLE_VALUES
 from traincheck.trace.growing_files import PAUSE
 from traincheck.trace.record_files import RecordWriter, read_records
 from traincheck.vocab.marks import Mark
-from traincheck.vocab.operations import Operation, Sketch, StepOperations
+from traincheck.vocab.operations import Operation, Sketch, StepOperations, WholeValue
 
 FORMAT = 2
 MARKS_FORMAT = 2
+WHOLE_VALUES_FORMAT = 2
 
 
 class _StoredStep(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +48,11 @@ def mark_writer(folder: Path, process: int) -> RecordWriter[Mark]:
     return RecordWriter(folder, process, MARKS, MARKS_FORMAT)
 
 
+def whole_value_writer(folder: Path, process: int) -> RecordWriter[WholeValue]:
+    """Writes whole values."""
+    return RecordWriter(folder, process, WHOLE_VALUES, WHOLE_VALUES_FORMAT)
+
+
 def read_operations(
     path: Path, ended: Callable[[], bool] = lambda: True, pause: float = PAUSE
 ) -> Iterator[StepOperations]:
@@ -63,3 +69,8 @@ def read_operations(
 def read_marks(path: Path) -> Iterator[Mark]:
     """The marks of a file, in their order. Raises TraceUnreadable and TraceTooNew."""
     return read_records(path, MARKS_FORMAT, Mark)
+
+
+def read_whole_values(path: Path) -> Iterator[WholeValue]:
+    """The whole values of a file, in their order. Raises TraceUnreadable and TraceTooNew."""
+    return read_records(path, WHOLE_VALUES_FORMAT, WholeValue)

@@ -95,6 +95,23 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
         return size
 
 
+MAX_WHOLE_ELEMENTS, MAX_WHOLE_TOGETHER = 1 << 20, 1 << 24
+"""Elements of a value that is kept whole (4 MB), and of all such values of a process together (64 MB)."""
+
+
+class WholeValue(msgspec.Struct, frozen=True, array_like=True):
+    """All elements of a value of a step, in single precision and packed, see `packed`; none if there are too many.
+
+    `fingerprint` is that of its sketch. The shape is that of the part on this rank.
+    """
+
+    step: int
+    fingerprint: int
+    dtype: str
+    shape: tuple[int, ...]
+    packed_values: bytes = b""
+
+
 class Operation(msgspec.Struct, frozen=True, array_like=True):
     """An operation of a step.
 

@@ -18,6 +18,7 @@ from traincheck.options import OPTIONS
 
 if TYPE_CHECKING:
     from traincheck.comparison.configuration import ConfigurationDifference
+    from traincheck.comparison.element_differences import ElementDifferences
     from traincheck.comparison.run_comparison import Comparison
     from traincheck.comparison.spread import Spread
     from traincheck.reporting.comparison.page import Code
@@ -103,6 +104,7 @@ def compare(
     """
     from traincheck.comparison.configuration import configuration_differences
     from traincheck.comparison.difference import DIFFERENT
+    from traincheck.comparison.element_differences import element_differences
     from traincheck.comparison.given_names import given_names
     from traincheck.comparison.report import lines
     from traincheck.comparison.run_comparison import common_steps, compare_runs
@@ -119,12 +121,13 @@ def compare(
     is_different = comparison.result == DIFFERENT
     labels = (a.name, b.name) if a.name != b.name else (str(a), str(b))
     losses = first_losses(comparison, common_steps(a, b, given)) if comparison.origins else ()
+    elements = element_differences(comparison.origins[0], a, b) if comparison.origins else None
     if all(request.target != STDOUT for request in requests):
-        for line in lines(comparison, *labels, configuration, losses):
+        for line in lines(comparison, *labels, configuration, losses, elements):
             out(line)
     if requests:
         spread = spread_of(comparison, common_steps(a, b, given))
-        _write_reports(requests, comparison, (a, b), labels, configuration, spread)
+        _write_reports(requests, comparison, (a, b), labels, configuration, spread, elements)
     return FINDINGS if is_different else 0
 
 
@@ -158,6 +161,7 @@ def _write_reports(
     labels: tuple[str, str],
     configuration: Sequence[ConfigurationDifference],
     spread: Spread,
+    elements: ElementDifferences | None,
 ) -> None:
     """Write the requested reports."""
     from traincheck.comparison.report import data
@@ -166,7 +170,7 @@ def _write_reports(
 
     for request in requests:
         if request.name == JSON:
-            value = data(comparison, str(folders[0]), str(folders[1]), configuration, spread)
+            value = data(comparison, str(folders[0]), str(folders[1]), configuration, spread, elements)
             text = json_text(json.dumps(value, indent=2, ensure_ascii=False, default=str)) + "\n"
         elif request.name == HTML:
             from traincheck.reporting.comparison.page import page_of
@@ -175,7 +179,7 @@ def _write_reports(
         else:
             from traincheck.reporting.comparison.markdown import markdown_of
 
-            text = markdown_of(comparison, *labels, configuration, spread.losses)
+            text = markdown_of(comparison, *labels, configuration, spread.losses, elements)
         write_document(request.target, text)
         if request.target != STDOUT:
             remark(f"{request.name} report: {request.target}")

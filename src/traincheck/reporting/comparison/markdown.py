@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from traincheck.comparison.configuration import ConfigurationDifference
+from traincheck.comparison.element_differences import ElementDifferences
 from traincheck.comparison.report import headline, lines
 from traincheck.comparison.run_comparison import Comparison
 from traincheck.comparison.spread import Loss
@@ -22,9 +23,10 @@ def markdown_of(
     b: str,
     configuration: Sequence[ConfigurationDifference] = (),
     losses: Sequence[Loss] = (),
+    elements: ElementDifferences | None = None,
 ) -> str:
     """Return the comparison as GitHub-flavoured Markdown, see `lines`. All text of the runs is escaped."""
-    details = [phrases.plain(line) for line in list(lines(comparison, a, b, (), losses))[1:]]
+    details = [phrases.plain(line) for line in list(lines(comparison, a, b, (), losses, elements))[1:]]
     return "\n".join(_lines(headline(comparison), details, a, b, configuration)) + "\n"
 
 

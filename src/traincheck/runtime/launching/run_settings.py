@@ -21,7 +21,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     `run_folder` is absolute. The file does not store it, because it is the file's own folder. `project` has absolute
     folders of your own code, and `packages` the names of further observed packages. `live_terminal` shows findings on
     stderr during the run. `record` selects the recorded windows: all, or those that `Retention` selects; with
-    `operations`, the operations of watched steps are sketched (sources/operations/).
+    `operations`, the operations of watched steps are sketched (sources/operations/), and all elements are kept of
+    the module and the step that `whole_values` names.
     `records_settings` observes the program's settings even without a rule about them.
 
     `keep_recording` is the limit in bytes for a process, 0 for no limit. One step in `verify_every` is verified
@@ -40,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     record_after_finding: int = 5
     snapshot: bool = False
     record: Literal["found", "all", "operations"] = "all"
+    whole_values: str = ""
     keep_recording: int = 0
     compare_ranks: str = "auto"
     sample_every: int = 1

@@ -119,6 +119,7 @@ def settings(
         record_after_finding=config.record_after_finding,
         snapshot=config.snapshot,
         record=_record(mode, config),
+        whole_values=config.whole_values,
         keep_recording=config.keep_recording,
         compare_ranks=config.compare_ranks,
         budget=config.budget.share if mode == "run" else 0.0,

@@ -30,6 +30,7 @@ from torch import nn
 
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.operations.values import ValueTable
+from traincheck.sources.operations.whole_values import WholeValues
 from traincheck.sources.recording.dispatch_recording import DispatchRecording
 from traincheck.sources.tensors.reading import PLAIN, dtype_name, hidden_from_modes
 from traincheck.vocab.operations import (
@@ -91,7 +92,7 @@ class OperationRecording(DispatchRecording):
     """Records one step of the thread that makes it. `incomplete` is why operations are missing.
 
     `site` returns the current line of the program. Nothing is recorded while `pauses` is true. `last` are sketches of
-    the step before.
+    the step before, and `whole_values` keeps all elements of some values.
     """
 
     def __init__(
@@ -101,11 +102,12 @@ class OperationRecording(DispatchRecording):
         site: Callable[[], str],
         pauses: Callable[[], bool] = lambda: False,
         last: dict[int, Sketch] | None = None,
+        whole_values: WholeValues | None = None,
     ) -> None:
         super().__init__()
         self.step = step
         self.incomplete = ""
-        self._catalog, self._site, self._pauses = catalog, site, pauses
+        self._catalog, self._site, self._pauses, self._whole_values = catalog, site, pauses, whole_values
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._modules: list[nn.Module] = []
         self._values = ValueTable({} if last is None else last)
@@ -190,7 +192,10 @@ class OperationRecording(DispatchRecording):
         if len(self._operations) >= MAX_OPERATIONS:
             self._miss(f"it has more than {MAX_OPERATIONS:,} operations")
             return None
-        return tuple(self._values_of(_tensors((args, kwargs))))
+        inputs = tuple(self._values_of(_tensors((args, kwargs))))
+        if self._whole_values is not None:  # before the operation writes to them
+            self._keep_whole(self._module(), _tensors((args, kwargs)), inputs)
+        return inputs
 
     def _add_forward(
         self, func: Any, args: Any, kwargs: Any, result: Any, inputs: tuple[int, ...], sequence: int, grad: bool
@@ -210,9 +215,17 @@ class OperationRecording(DispatchRecording):
         )
         values = self._values.add(outputs, written=bool(written))
         self._forget_meaningless(values, all_of_them=unset)
-        self._add(FORWARD, kind.name, self._module(), self._site(), settings, inputs, values, kind.random)
+        module = self._module()
+        self._keep_whole(module, outputs, values)
+        self._add(FORWARD, kind.name, module, self._site(), settings, inputs, values, kind.random)
         if sequence not in self._by_sequence or not grad:  # the forward of a custom function
             self._by_sequence.setdefault(sequence, []).append(self._operations[-1])
+
+    def _keep_whole(self, module: str, tensors: Iterable[torch.Tensor], values: Sequence[int]) -> None:
+        """Keep all elements of these values, if they were requested for the module or variable."""
+        whole = self._whole_values
+        if whole is not None and whole.wants(self.step, module):
+            whole.add(tensors, (self._values.sketches[value] for value in values))
 
     def _add(
         self,
@@ -249,6 +262,7 @@ class OperationRecording(DispatchRecording):
         values = self._values.add([tensor])
         variable = self._catalog.find(tensor)
         if variable is not None:
+            self._keep_whole(variable.name, [tensor], values)
             self._add(BEFORE, PARAMETER, variable.name, "", "", (), values)
         elif id(tensor) in self._buffers:
             self._add(BEFORE, BUFFER, self._buffers[id(tensor)], "", "", (), values)
@@ -315,7 +329,10 @@ class OperationRecording(DispatchRecording):
         outputs = [tensor for tensor in _tensors(returned) if self._values.find(tensor) is None]
         if outputs:  # else it only passes gradients on
             module, site = (forward[-1].module, forward[-1].site) if forward else ("", "")
-            self._add(BACKWARD, name, module, site, "", inputs, self._values.add(outputs))
+            values = self._values.add(outputs)
+            taken = list(_tensors(got))
+            self._keep_whole(module, (*taken, *outputs), (*inputs[: len(taken)], *values))
+            self._add(BACKWARD, name, module, site, "", inputs, values)
 
     def _note_leaves(self, leaves: dict[int, int], returned: Sequence[torch.Tensor | None]) -> None:
         for index, leaf in leaves.items():
@@ -366,7 +383,9 @@ class OperationRecording(DispatchRecording):
                 continue
             known = self._values.find(gradient)
             inputs = self._arrived.get(id(variable.tensor), ()) if known is None else (known,)
-            self._add(GRADIENT, "gradient", variable.name, "", variable.settings, inputs, self._values.add([gradient]))
+            values = self._values.add([gradient])
+            self._keep_whole(variable.name, [gradient], values)
+            self._add(GRADIENT, "gradient", variable.name, "", variable.settings, inputs, values)
 
     def add_update(self, name: str, held: Sequence[Variable]) -> None:
         """Add the parameters that an update of this name wrote."""
@@ -375,6 +394,7 @@ class OperationRecording(DispatchRecording):
     def _add_update(self, name: str, held: Sequence[Variable]) -> None:
         values = self._values.add([variable.tensor for variable in held], written=True)
         for variable, value in zip(held, values, strict=True):
+            self._keep_whole(variable.name, [variable.tensor], (value,))
             self._add(UPDATE, name, variable.name, "", variable.settings, (), (value,))
 
     def _add_state(self) -> None:

@@ -15,6 +15,7 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.operations.operation_recording import OperationRecording, Variable
+from traincheck.sources.operations.whole_values import WholeValues
 from traincheck.sources.recording.dispatch_recording import remove_lingering
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
@@ -50,8 +51,14 @@ class OperationSource(RecorderListener):
 
     name = "operations"
 
-    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, keep: Callable[[StepOperations], object]) -> None:
-        self._calls, self._catalog, self._keep = calls, catalog, keep
+    def __init__(
+        self,
+        calls: ModuleCalls,
+        catalog: VariableCatalog,
+        keep: Callable[[StepOperations], object],
+        whole_values: WholeValues | None = None,
+    ) -> None:
+        self._calls, self._catalog, self._keep, self._whole_values = calls, catalog, keep, whole_values
         self._recording: OperationRecording | None = None
         self._last: dict[int, Sketch] = {}  # of the step before
         self._goes_on = False  # after the update under way
@@ -112,7 +119,12 @@ class OperationSource(RecorderListener):
                 return
             self._catalog.module_name(module)  # names its parameters
             self._recording = OperationRecording(
-                step, self._catalog, recorder.sites.here, lambda: recorder.steps.fetching, self._last
+                step,
+                self._catalog,
+                recorder.sites.here,
+                lambda: recorder.steps.fetching,
+                self._last,
+                self._whole_values,
             )
         recording = self._mine()
         if recording is None:
