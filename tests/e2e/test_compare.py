@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,11 +106,11 @@ def test_another_constant_is_named_with_its_line(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_elements_of_a_module_are_compared(folder: Path) -> None:
     done = traincheck(folder, "compare", "before", "scale")
-    assert "  elements  576 of 576 differ; the largest difference is " in done.stdout
+    assert re.search(r"\n  elements  \d+ of 576 differ; the largest difference is ", done.stdout)
     assert "the second run has 1.01 times the values of the first\n" in done.stdout
     assert "To see which elements differ" not in done.stdout
     report = json.loads(traincheck(folder, "compare", "before", "scale", "--json").stdout)
-    assert report["elements"]["differing"] == report["elements"]["size"] == 576
+    assert 0 < report["elements"]["differing"] < report["elements"]["size"] == 576  # the others are 0
 
 
 @pytest.mark.slow

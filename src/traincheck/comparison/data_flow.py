@@ -88,17 +88,15 @@ class DataFlow:
         pairs = list(zip(self.sketches_of(0, a.outputs), self.sketches_of(1, b.outputs), strict=False))
         return max(pairs, key=lambda pair: distance(*pair)) if pairs else None
 
-    def is_scaled_later(self, a: Operation, b: Operation) -> bool:
+    def is_scaled_later(self, a: Operation, b: Operation, *, summands: bool) -> bool:
         """Whether gradients are equal after operations that only one run applies to each of them, with numbers alone.
 
         Clipping also makes gradients equal, but its operations take a factor that was computed.
         """
-        pairs = zip(a.outputs, b.outputs, strict=True)
-        return all(
-            distance(self.a.values[self._scaled[0].get(x, x)], self.b.values[self._scaled[1].get(y, y)])
-            <= self.rounding(a, b)
-            for x, y in pairs
-        )
+        scaled = [self._scaled[0].get(x, x) for x in a.outputs], [self._scaled[1].get(y, y) for y in b.outputs]
+        if scaled == (list(a.outputs), list(b.outputs)):
+            return False
+        return self.distance(*scaled, summands=summands) <= self.rounding(a, b)
 
     @cached_property
     def _scaled(self) -> tuple[dict[int, int], dict[int, int]]:

@@ -164,7 +164,7 @@ class StepComparison:
             if origin.others_a or origin.others_b or origin.a is None or origin.b is None:
                 return False
             if origin.a.name == ACCUMULATED:
-                return self._flow.is_scaled_later(origin.a, origin.b)
+                return self._flow.is_scaled_later(origin.a, origin.b, summands=origin.a.module not in self._never_whole)
             is_other_part = origin.a.name == INPUT and math.isinf(origin.results)
             return is_other_part and all(
                 self._is_equal_behind(run, each, equal) for run, each in enumerate((origin.a, origin.b))

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from traincheck.trace.operation_files import OperationWriter
     from traincheck.trace.record_files import RecordWriter
     from traincheck.vocab.marks import Mark
-    from traincheck.vocab.operations import WholeValue
 
 NOTE_SECONDS = 2.0
 """Seconds that an incomplete end waits for its last note, as the disk may be the reason."""
@@ -125,9 +124,7 @@ class Session:
             stages.append(("ranks", lambda window: publisher.feed(window, self._rank_info)))
         if self.settings.verify_every:
             stages.append(("verification", self._verified.feed))
-        operations, marks = self._operation_writers()
-        whole_values = self._whole_value_writer()
-        stages += self._operation_stages(operations, marks, whole_values)
+        operations, marks, whole_values = self._operation_writers(stages)
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=lambda: self._at_rest(marks))
         stages.append(("heartbeat", heartbeat.feed))
@@ -156,7 +153,7 @@ class Session:
             self.settings.verify_every,
             installed=self.settings.installed_sources,
             operations=operations.add if operations is not None else None,
-            whole_values=self._whole_values(whole_values) if whole_values is not None else None,
+            whole_values=whole_values,
             marks=self._mark_sink(marks) if marks is not None else None,
             initial_state=self._initial_states.source if self._initial_states is not None else None,
         )
@@ -182,42 +179,29 @@ class Session:
             demand |= REFERENCE
         return demand
 
-    def _operation_writers(self) -> tuple[OperationWriter | None, RecordWriter[Mark] | None]:
-        """The writers of operations and of marks, if they are recorded."""
-        if self.settings.record != OPERATIONS:
-            return None, None
-        from traincheck.trace.operation_files import OperationWriter, mark_writer
+    def _operation_writers(
+        self, stages: list[Stage]
+    ) -> tuple[OperationWriter | None, RecordWriter[Mark] | None, WholeValues | None]:
+        """What takes operations, marks and whole values, if they are recorded.
 
-        return OperationWriter(self._folder.path, self._process), mark_writer(self._folder.path, self._process)
+        Adds the stages that write them, and the state with which the training began.
+        """
+        operations, marks, whole_values = None, None, None
+        if self.settings.record == OPERATIONS:
+            from traincheck.trace.operation_files import OperationWriter, mark_writer, whole_value_writer
 
-    def _whole_value_writer(self) -> RecordWriter[WholeValue] | None:
-        """The writer of the values of which all elements are kept, if some are."""
-        if not self.settings.whole_values:
-            return None
-        from traincheck.trace.operation_files import whole_value_writer
-
-        return whole_value_writer(self._folder.path, self._process)
-
-    def _whole_values(self, writer: RecordWriter[WholeValue]) -> WholeValues:
-        from traincheck.sources.operations.whole_values import WholeValues
-
-        return WholeValues(self.settings.whole_values, writer.add)
-
-    def _operation_stages(
-        self,
-        operations: OperationWriter | None,
-        marks: RecordWriter[Mark] | None,
-        whole_values: RecordWriter[WholeValue] | None,
-    ) -> list[Stage]:
-        """The stages that write operations, marks, whole values, and the state with which the training began."""
-        stages: list[Stage] = []
-        if operations is not None and marks is not None:
+            operations = OperationWriter(self._folder.path, self._process)
+            marks = mark_writer(self._folder.path, self._process)
             stages += [("operations", operations.feed), ("marks", marks.feed)]
-        if whole_values is not None:
-            stages.append(("whole values", whole_values.feed))
+            if self.settings.whole_values:
+                from traincheck.sources.operations.whole_values import WholeValues
+
+                values = whole_value_writer(self._folder.path, self._process)
+                whole_values = WholeValues(self.settings.whole_values, values.add)
+                stages.append(("whole values", values.feed))
         if self._initial_states is not None:
             stages.append(("initial state", self._initial_states.feed))
-        return stages
+        return operations, marks, whole_values
 
     def _mark_sink(self, marks: RecordWriter[Mark]) -> MarkSink:
         from traincheck.runtime.marks import receive
