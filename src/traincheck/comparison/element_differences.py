@@ -52,16 +52,16 @@ def element_differences(origin: Difference, a: Path, b: Path) -> ElementDifferen
     own, other = (_parts(sketch) for sketch in origin.values)
     if len(own) != len(other):
         return None
-    found = None
+    result = None
     whole = _whole_values(a, origin.step), _whole_values(b, origin.step)
     for x, y in zip(own, other, strict=True):
         values = (whole[0].get(x.fingerprint), whole[1].get(y.fingerprint))
         if values[0] is None or values[1] is None:
             return None
-        found = _compared(values[0], values[1], rounding([x, y], []))
-        if found.differing or found.reason:
+        result = _compared(values[0], values[1], rounding([x, y], []))
+        if result.differing or result.reason:
             break
-    return found
+    return result
 
 
 def _parts(sketch: Sketch) -> Sequence[Sketch]:
@@ -71,7 +71,7 @@ def _parts(sketch: Sketch) -> Sequence[Sketch]:
 def _whole_values(folder: Path, step: int) -> dict[int | None, WholeValue]:
     """The values of a step that a run kept whole, by fingerprint."""
     files = RunFolder.open(folder).whole_value_files()
-    return {each.fingerprint: each for file in files for each in read_whole_values(file) if each.step == step}
+    return {value.fingerprint: value for file in files for value in read_whole_values(file) if value.step == step}
 
 
 def _compared(a: WholeValue, b: WholeValue, allowed: float) -> ElementDifferences:
@@ -87,12 +87,12 @@ def _compared(a: WholeValue, b: WholeValue, allowed: float) -> ElementDifference
     for index, (x, y) in enumerate(zip(own, other, strict=True)):
         if x == y or (math.isnan(x) and math.isnan(y)):
             continue
-        apart = abs(x - y)
-        if not apart <= allowed * max(abs(x), abs(y), mean_square) or not math.isfinite(apart):
+        difference = abs(x - y)
+        if not difference <= allowed * max(abs(x), abs(y), mean_square) or not math.isfinite(difference):
             differing.append(index)
-            apart = apart if math.isfinite(apart) else math.inf
-            if apart > largest:
-                largest, largest_at = apart, index
+            difference = difference if math.isfinite(difference) else math.inf
+            if difference > largest:
+                largest, largest_at = difference, index
     if not differing:
         return ElementDifferences(size)
     patterns = (*_relations(a.shape, own, other, allowed), *_dimensions(a.shape, differing))

@@ -58,7 +58,7 @@ class Match:
 
 def shown_fusions(fusions: Iterable[Fusion]) -> dict[str, str]:
     """Names of the second run by those of the first, where several belong to one."""
-    pairs = ((", ".join(each.parts), each.name, each.in_b) for each in fusions)
+    pairs = ((", ".join(fusion.parts), fusion.name, fusion.in_b) for fusion in fusions)
     return {(parts if in_b else name): (name if in_b else parts) for parts, name, in_b in pairs}
 
 
@@ -87,7 +87,7 @@ def matches_of(
     Raises BadOption for a name that matches nothing, and for parameters of other sizes.
     """
     runs = _Run(a), _Run(b)
-    return tuple(_match(each, *runs, roots) for each in given)
+    return tuple(_match(name, *runs, roots) for name in given)
 
 
 class _Run:
@@ -114,9 +114,9 @@ class _Run:
         expression = re.compile("(.+)".join(map(re.escape, pattern.split("*"))))
         for path in self.paths:
             for text in (path, path.partition(".")[2]):
-                found = expression.fullmatch(text)
-                if found:
-                    yield path, found.groups()
+                matched = expression.fullmatch(text)
+                if matched:
+                    yield path, matched.groups()
 
     def named(self, pattern: str, stars: Names, root: str) -> str | None:
         """The path of a pattern with these texts. If several have it behind their outermost module, that of `root`."""
@@ -128,11 +128,11 @@ class _Run:
 
     def near(self, pattern: str) -> str:
         """Names that are similar to a pattern, for an error."""
-        known: dict[str, None] = {}
+        candidates: dict[str, None] = {}
         for path in self.paths:
             for text in (path.partition(".")[2], path):
-                known[re.sub(r"(?<![^.])\d+(?![^.])", "*", text) if "*" in pattern else text] = None
-        similar = get_close_matches(pattern, known, MOST_NEAR, cutoff=0.5)
+                candidates[re.sub(r"(?<![^.])\d+(?![^.])", "*", text) if "*" in pattern else text] = None
+        similar = get_close_matches(pattern, candidates, MOST_NEAR, cutoff=0.5)
         return f", such as {', '.join(similar)}" if similar else ""
 
 
@@ -156,20 +156,20 @@ def _match(given: GivenName, a: _Run, b: _Run, roots: Mapping[str, str]) -> Matc
     fusions: dict[str, Fusion] = {}
     for path, stars in own.matching(whole):
         root = other_name(path.partition(".")[0], other_roots)
-        found = tuple(name for part in parts if (name := other.named(part, stars, root)) is not None)
-        if len(found) < len(parts):
+        matched = tuple(name for part in parts if (name := other.named(part, stars, root)) is not None)
+        if len(matched) < len(parts):
             continue
         if len(parts) > 1:
-            fusions.update((each.name, each) for each in _fusions(path, found, own, other, in_b=own is a))
-        elif (path in own.sketches) == (found[0] in other.sketches):
-            names.setdefault(found[0], path)
+            fusions.update((fusion.name, fusion) for fusion in _fusions(path, matched, own, other, in_b=own is a))
+        elif (path in own.sketches) == (matched[0] in other.sketches):
+            names.setdefault(matched[0], path)
     if not names and not fusions:
         raise BadOption(OPTION, given.text, _expected_pair(given, a, b))
     for new, old in names.items():
         _check_sizes(given, (old,), (new,), a, b)
-    for each in fusions.values():
-        whole_name = (each.name,)
-        own_names, other_names = (whole_name, each.parts) if each.in_b else (each.parts, whole_name)
+    for fusion in fusions.values():
+        whole_name = (fusion.name,)
+        own_names, other_names = (whole_name, fusion.parts) if fusion.in_b else (fusion.parts, whole_name)
         _check_sizes(given, own_names, other_names, a, b)
     return Match(given.text, names, tuple(fusions.values()))
 
@@ -180,9 +180,9 @@ def _fusions(path: str, parts: Names, own: _Run, other: _Run, *, in_b: bool) -> 
         yield Fusion(path, parts, in_b)
     for name in own.sketches:
         module, _, last = name.rpartition(".")
-        found = tuple(f"{part}.{last}" for part in parts)
-        if module == path and all(part in other.sketches for part in found):
-            yield Fusion(name, found, in_b)
+        matched = tuple(f"{part}.{last}" for part in parts)
+        if module == path and all(part in other.sketches for part in matched):
+            yield Fusion(name, matched, in_b)
 
 
 def _expected_pair(given: GivenName, a: _Run, b: _Run) -> str:
@@ -206,4 +206,4 @@ def _check_sizes(given: GivenName, own: Names, other: Names, a: _Run, b: _Run) -
 
 def _sizes(sketches: Sequence[Sketch]) -> set[int]:
     """How many elements variables may have together."""
-    return {sum(choose(sizes(each)) for each in sketches) for choose in (min, max)}
+    return {sum(choose(sizes(sketch)) for sketch in sketches) for choose in (min, max)}

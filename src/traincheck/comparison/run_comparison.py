@@ -145,9 +145,9 @@ class RunComparison:
             result.rounding == result.different == 0 for result in self._results
         )
         self._results.append(StepResult(own.step, compared.same, compared.rounding, compared.different))
-        origins = compared.origins if is_certain else [each for each in compared.origins if not _old(each)]
+        origins = compared.origins if is_certain else [origin for origin in compared.origins if not _old(origin)]
         if self._is_repetition:
-            origins = [each for each in origins if not is_noise(each)]
+            origins = [origin for origin in origins if not is_noise(origin)]
         if origins:
             self.different = self._comparison(tuple(origins), compared)
         self._compared, self._last = compared, own.step
@@ -158,7 +158,7 @@ class RunComparison:
             repeated.add(a, again)
             if repeated.different is not None:
                 self.different = self._unrepeated
-        noise = noise_of(each._compared for each in self._repeated if each._compared is not None)
+        noise = noise_of(run._compared for run in self._repeated if run._compared is not None)
         for operation, distance in noise.items():
             if self._noisiest is None or distance > self._noisiest.distance:
                 self._noisiest = Repetition(a[0].step, operation, distance)

@@ -61,20 +61,22 @@ def _is_activation(sketch: Sketch) -> bool:
 
 def _computed(step: StepOperations) -> set[int | None]:
     """The fingerprints of what a forward computed."""
-    values = (step.values[value] for each in _forward(step) if each.phase == FORWARD for value in each.outputs)
+    values = (
+        step.values[value] for operation in _forward(step) if operation.phase == FORWARD for value in operation.outputs
+    )
     return {sketch.fingerprint for sketch in values if _is_activation(sketch)}
 
 
 def _received(step: StepOperations) -> set[int | None]:
     """The fingerprints of what a forward took from outside."""
-    values = (step.values[each.outputs[0]] for each in _forward(step) if each.name == INPUT)
+    values = (step.values[operation.outputs[0]] for operation in _forward(step) if operation.name == INPUT)
     return {sketch.fingerprint for sketch in values if _is_activation(sketch)}
 
 
 def _parameters(step: StepOperations) -> dict[str, int | None]:
     """The fingerprints of the variables with which a step begins."""
-    begun = (each for each in step.operations if each.phase == BEFORE and each.name != INPUT)
-    return {each.module: step.values[each.outputs[0]].fingerprint for each in begun}
+    begun = (operation for operation in step.operations if operation.phase == BEFORE and operation.name != INPUT)
+    return {operation.module: step.values[operation.outputs[0]].fingerprint for operation in begun}
 
 
 def _share(a: Mapping[str, int | None], b: Mapping[str, int | None]) -> bool:
@@ -108,7 +110,7 @@ class _Joined:
         offset = len(self.values)
         self.values += step.values
         numbers = {number: number + offset for number in range(len(step.values))}
-        used = {value for each in step.operations for value in each.inputs}
+        used = {value for operation in step.operations for value in operation.inputs}
         kept: list[Operation] = []
         for operation in step.operations:
             value = operation.outputs[0] if operation.name == INPUT else None
@@ -120,12 +122,12 @@ class _Joined:
                     continue
             kept.append(operation)
         suffix = rank if self._has_other_values(step) else None
-        moved = [_moved(each, numbers, suffix) for each in kept]
-        begin = next((index for index, each in enumerate(moved) if each.phase == BACKWARD), len(moved))
-        end = max((index + 1 for index, each in enumerate(moved) if each.phase == BACKWARD), default=begin)
-        for each in moved[:begin]:
-            if each.phase == FORWARD:
-                self._sent.update((_fingerprints(self.values[value]), value) for value in each.outputs)
+        moved = [_moved(operation, numbers, suffix) for operation in kept]
+        begin = next((index for index, operation in enumerate(moved) if operation.phase == BACKWARD), len(moved))
+        end = max((index + 1 for index, operation in enumerate(moved) if operation.phase == BACKWARD), default=begin)
+        for operation in moved[:begin]:
+            if operation.phase == FORWARD:
+                self._sent.update((_fingerprints(self.values[value]), value) for value in operation.outputs)
         self._heads.append(moved[:begin])
         self._backwards.append(moved[begin:end])
         self._tail = self._with_tail(moved[end:])
@@ -133,16 +135,16 @@ class _Joined:
     def operations(self) -> tuple[Operation, ...]:
         """The operations of all stages. A backward begins with the loss, on the last stage."""
         last, *others = reversed(self._backwards)
-        others = [[each for each in backward if each.name != ROOTS] for backward in others]
+        others = [[operation for operation in backward if operation.name != ROOTS] for backward in others]
         groups = (*self._heads, last, *others, self._tail)
-        return tuple(each for group in groups for each in group)
+        return tuple(operation for group in groups for operation in group)
 
     def _has_other_values(self, step: StepOperations) -> bool:
         """Whether variables of an earlier stage have the names of this one, and other values."""
         own = {
-            each.module: _fingerprints(step.values[each.outputs[0]])
-            for each in step.operations
-            if each.phase == BEFORE and each.name != INPUT
+            operation.module: _fingerprints(step.values[operation.outputs[0]])
+            for operation in step.operations
+            if operation.phase == BEFORE and operation.name != INPUT
         }
         collides = any(name in self._names and self._names[name] != value for name, value in own.items())
         self._names.update(own if not collides else {})
@@ -171,8 +173,8 @@ class _Joined:
                 outputs = operation.outputs
             merged.update(outputs)
             tail.append(msgspec.structs.replace(operation, inputs=inputs, outputs=outputs))
-        rest = (each for index, each in enumerate(own) if index not in taken)
-        return [*tail, *(_moved(each, behind, None) for each in rest)]
+        rest = (operation for index, operation in enumerate(own) if index not in taken)
+        return [*tail, *(_moved(operation, behind, None) for operation in rest)]
 
 
 def _parts(sketch: Sketch) -> tuple[Sketch, ...]:
