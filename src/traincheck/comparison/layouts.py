@@ -69,7 +69,9 @@ def _micro_batches(step: StepOperations) -> list[StepOperations]:
     The gradient after the last backward is that of all micro-batches, so it is the only one that counts.
     """
     operations = step.operations
-    roots = [index for index, each in enumerate(operations) if each.name == ROOTS and each.phase == BACKWARD]
+    roots = [
+        index for index, operation in enumerate(operations) if operation.name == ROOTS and operation.phase == BACKWARD
+    ]
     end = next(
         (
             index

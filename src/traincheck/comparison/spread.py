@@ -163,13 +163,13 @@ def spread_of(comparison: Comparison, steps: Iterable[CommonStep]) -> Spread:
 
 def first_losses(comparison: Comparison, steps: Iterable[CommonStep]) -> tuple[Loss, ...]:
     """The losses up to the first that differs by more than rounding, at most `STEPS_OF_LOSS` behind the origins."""
-    found: list[Loss] = []
+    losses: list[Loss] = []
     last = comparison.steps[-1].step + STEPS_OF_LOSS
     for own, other, _, _ in steps:
-        if own.step > last or any(loss.distance > ROUNDED for loss in found):
+        if own.step > last or any(loss.distance > ROUNDED for loss in losses):
             break
-        found += _losses(own, other)
-    return tuple(found)
+        losses += _losses(own, other)
+    return tuple(losses)
 
 
 def _distances(
