@@ -26,7 +26,7 @@ def test_the_defaults_are_those_of_the_table(tmp_path: Path) -> None:
 
 def test_every_shared_option_is_a_field() -> None:
     shared = {option.name for option in OPTIONS.values() if option.shared}
-    assert shared == set(Config.__dataclass_fields__) - {"origins", "callback"}
+    assert shared == set(Config.__dataclass_fields__) - {"origins", "callback", "whole_values"}
 
 
 def test_the_nearest_place_wins(tmp_path: Path) -> None:
@@ -89,6 +89,15 @@ def test_a_bad_value_is_reported_with_its_origin(
     with pytest.raises(BadOption, match=named) as caught:
         load(flags, environ, tmp_path)
     assert caught.value.exit_code == 2
+
+
+def test_a_recording_of_operations_may_name_a_module_and_a_step(tmp_path: Path) -> None:
+    for text, whole in (("operations", ""), ("operations:Net.blocks.0@3", "Net.blocks.0@3"), ("operations:@1", "@1")):
+        config = load({"record": text}, {}, tmp_path)
+        assert (config.record, config.whole_values) == ("operations", whole)
+    for text in ("operations:", "operations:Net", "operations:Net@0", "all:Net@1"):
+        with pytest.raises(BadOption, match=r"operations:MODULE@STEP"):
+            load({"record": text}, {}, tmp_path)
 
 
 def test_errors_in_other_tools_sections_are_ignored(tmp_path: Path) -> None:
