@@ -279,3 +279,31 @@ def test_many_tensors_of_a_device_take_one_transfer() -> None:
         fingerprints([torch.ones(3), torch.ones(100_000), torch.ones(2, dtype=torch.int64)])
         states([torch.zeros(3), None, torch.ones(3, dtype=torch.bool)])
     assert fetches.count == before + 2
+
+
+def test_a_negated_view_has_the_fingerprint_of_its_values() -> None:
+    view = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    assert view.is_neg()
+    assert on_cpu(view) == on_cpu(torch.tensor([-2.0, 4.0]))
+
+
+def test_memory_of_which_a_part_is_freed_is_not_read() -> None:
+    tensor = torch.rand(1024)
+    tensor.untyped_storage().resize_(8)
+    with hidden_from_modes():
+        assert fingerprints([tensor, torch.rand(2)])[0] is None
+        assert states([tensor]) == ["some"]
+
+
+def test_wrappers_of_function_transforms_are_not_read() -> None:
+    read: list[object] = []
+
+    def function(tensor: torch.Tensor) -> torch.Tensor:
+        with hidden_from_modes():
+            read.extend(fingerprints([tensor]))
+        return tensor.sum()
+
+    torch.vmap(function)(torch.rand(2, 3))
+    torch.func.grad(function)(torch.rand(3))
+    torch.func.functionalize(function)(torch.rand(3))
+    assert read == [None] * 3

@@ -16,7 +16,7 @@ import ctypes
 import functools
 import zlib
 from collections.abc import Generator, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import xxhash
@@ -229,9 +229,6 @@ def same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torch.equal(as_integers(tensor), as_integers(other)))
 
 
-_seeds: dict[tuple[torch.dtype, torch.Size], int] = {}
-
-
 def _seed(tensor: torch.Tensor) -> int:
     """A number for dtype and shape, so that equal bytes with another dtype or shape get another fingerprint."""
     return zlib.crc32(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
@@ -270,16 +267,19 @@ def deferred_fingerprints(tensors: Sequence[torch.Tensor]) -> list[Fingerprint]:
     values: list[Fingerprint] = [None] * len(tensors)
     host_indices, on_host, device_indices, on_device = [], [], [], []
     for index, tensor in enumerate(tensors):
-        dense = local_tensor(tensor)
-        if dense is None:
-            continue
-        if dense.is_cpu and not deferred_values.simulated:  # `is_on_host`, inlined for speed
-            host_indices.append(index)
-            on_host.append(dense if dense.is_contiguous() else dense.contiguous())
-        else:
-            device_indices.append(index)
-            on_device.append(dense)
-    for index, value in zip(host_indices, digests([_memory(tensor) for tensor in on_host]), strict=True):
+        memory = _plain_memory(tensor)
+        if memory is None:
+            dense = local_tensor(tensor)
+            if dense is None:
+                continue
+            if not is_on_host(dense):
+                device_indices.append(index)
+                on_device.append(dense)
+                continue
+            memory = _memory(dense if dense.is_contiguous() else dense.contiguous())
+        host_indices.append(index)
+        on_host.append(memory)
+    for index, value in zip(host_indices, digests(on_host), strict=True):
         values[index] = value
     if on_device:
         # Imported only with an accelerator, because each import delays the start of the program.
@@ -296,13 +296,55 @@ def _with_seed(seed: int, number: int) -> int:
     return (number ^ seed) & 0xFFFFFFFFFFFFFFFF
 
 
+class _Form(NamedTuple):
+    """The bytes of a contiguous tensor and of one element, and the seed of its fingerprint, by dtype and shape."""
+
+    size: int
+    element_size: int
+    seed: int
+
+
+_forms: dict[tuple[torch.dtype, torch.Size], _Form] = {}
+
+
+def _form_of(tensor: torch.Tensor) -> _Form:
+    key = (tensor.dtype, tensor.shape)
+    form = _forms.get(key)
+    if form is None:
+        form = _forms[key] = _Form(tensor.nbytes, tensor.element_size(), _seed(tensor))
+    return form
+
+
 def _memory(tensor: torch.Tensor) -> Memory:
     """The memory of a contiguous tensor."""
-    key = (tensor.dtype, tensor.shape)
-    seed = _seeds.get(key)
-    if seed is None:
-        seed = _seeds[key] = _seed(tensor)
-    return Memory(tensor.data_ptr(), tensor.nbytes, seed, tensor)
+    form = _form_of(tensor)
+    return Memory(tensor.data_ptr(), form.size, form.seed, tensor)
+
+
+def _plain_memory(tensor: torch.Tensor) -> Memory | None:
+    """The memory of a tensor that is like most parameters and gradients; None means that `local_tensor` must decide.
+
+    A step reads dozens of tensors, and `local_tensor` asks torch some twenty questions about each. An address and a
+    shape rule out most kinds: a wrapper and a sparse tensor have no address, and torch raises. A meta tensor and a
+    freed one have address 0, and a nested one has no shape. The dtype rules out quantized tensors and conjugated views.
+    """
+    if type(tensor) not in PLAIN or not tensor.is_cpu or deferred_values.simulated:
+        return None
+    try:
+        address, dtype = tensor.data_ptr(), tensor.dtype
+        if not address or dtype not in _REAL_DTYPES or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        form = _forms.get((dtype, tensor.shape)) or _form_of(tensor)
+        end = tensor.storage_offset() * form.element_size + form.size
+        if tensor.untyped_storage().nbytes() < end:  # a part of it is freed
+            return None
+    except (RuntimeError, NotImplementedError):
+        return None
+    return Memory(address, form.size, form.seed, tensor)
+
+
+_REAL_DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+_REAL_DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 
 
 def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
@@ -323,6 +365,9 @@ def deferred_states(tensors: Sequence[torch.Tensor | None]) -> list[str | Deferr
         if tensor is None:
             values[index] = NONE
             continue
+        memory = _plain_memory(tensor)
+        if memory is not None and _has_nonzero_bytes(memory.address, memory.size):
+            continue
         dense = local_tensor(tensor)
         if dense is None:
             continue
@@ -330,7 +375,7 @@ def deferred_states(tensors: Sequence[torch.Tensor | None]) -> list[str | Deferr
             values[index] = ZERO
         elif not dense.is_cpu or deferred_values.simulated:
             unsettled.setdefault((dense.device, dense.dtype), []).append((index, dense))
-        elif _has_nonzero_bytes(dense):
+        elif dense.is_contiguous() and _has_nonzero_bytes(dense.data_ptr(), dense.nbytes):
             continue
         elif digest(_memory(dense.contiguous())) == _zero_fingerprint(dense):
             values[index] = ZERO
@@ -350,11 +395,8 @@ def _state_of(largest: float) -> str:
     return ZERO if largest == 0 else SOME
 
 
-def _has_nonzero_bytes(tensor: torch.Tensor) -> bool:
-    """Whether some bytes of the memory are not those of zeros (cheap, CPU only)."""
-    if not tensor.is_contiguous():
-        return False
-    size, address = tensor.nbytes, tensor.data_ptr()
+def _has_nonzero_bytes(address: int, size: int) -> bool:
+    """Whether some bytes of CPU memory are not those of zeros (cheap)."""
     if size <= _ALL:
         return bool(ctypes.string_at(address, size).lstrip(_ZERO_BYTES))
     if ctypes.string_at(address + size // 2, _FEW).lstrip(_ZERO_BYTES):
