@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,6 +40,7 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.source_declaration import SourceDeclaration
 
 if TYPE_CHECKING:
+    from traincheck.sources.functions.value_forms import ValueForms
     from traincheck.sources.operations.marks import MarkSink
     from traincheck.vocab.operations import StepOperations
 
@@ -113,7 +115,13 @@ def build_all(
         RunSource(),
         CompiledCallSource(catalog, gradients, call_context, may_step, when_imported),
         JaxSource(may_step, when_imported),
-        ProjectFunctionSource(recorder.sites, summaries, call_context, CustomClipping(gradients)),
+        ProjectFunctionSource(
+            recorder.sites,
+            summaries,
+            call_context,
+            CustomClipping(gradients),
+            functools.partial(_value_forms, calls, catalog),
+        ),
     ]
     if verify_every:
         from traincheck.sources.verification.all_experiments import experiments  # seldom used, and slow to import
@@ -136,6 +144,13 @@ def build_all(
         sources += installed_sources(toolkit) if installed else []
         sources += [InstalledSource(declaration, plugins.source_class(declaration)(toolkit)) for declaration in extra]
     return Built(sources, catalog, call_context)
+
+
+def _value_forms(calls: ModuleCalls, catalog: VariableCatalog, recorder: Recorder) -> ValueForms:
+    """What describes the values of calls; seldom needed, and so imported late."""
+    from traincheck.sources.functions.value_forms import ValueForms
+
+    return ValueForms(recorder, catalog, calls)
 
 
 def attach(sources: list[Source], demand: Demand, recorder: Recorder) -> tuple[ExitStack, list[str]]:
