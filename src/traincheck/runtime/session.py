@@ -37,7 +37,7 @@ from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.runtime.terminal_findings import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import ProcessNote, StopRequest
-from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
+from traincheck.vocab.demand import EVERYTHING, MODEL, NOTHING, WEIGHTS, Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR, Invariant
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from traincheck.sources.recording.step_tracker import Cut
     from traincheck.trace.operation_files import OperationWriter
     from traincheck.trace.record_files import RecordWriter
+    from traincheck.trace.weight_versions import WeightVersions
     from traincheck.vocab.marks import Mark
 
 NOTE_SECONDS = 2.0
@@ -154,6 +155,7 @@ class Session:
             installed=self.settings.installed_sources,
             operations=operations.add if operations is not None else None,
             marks=self._mark_sink(marks) if marks is not None else None,
+            versions=self._weight_versions(demand),
             initial_state=self._initial_states.source if self._initial_states is not None else None,
         )
         self._catalog = built.catalog
@@ -200,6 +202,14 @@ class Session:
         from traincheck.sources.operations.marks import MarkSink
 
         return MarkSink(marks.add, receive, lambda problem: self._pipeline.say(problem))
+
+    def _weight_versions(self, demand: Demand) -> WeightVersions | None:
+        """What connects copies of models with other processes, if they are compared."""
+        if not demand.takes_reading(MODEL, WEIGHTS):
+            return None
+        from traincheck.trace.weight_versions import WeightVersions
+
+        return WeightVersions(self._folder.path, self._process)
 
     def _at_rest(self, marks: RecordWriter[Mark] | None) -> None:
         """Write what waits, because a program without steps closes no window, and one that hangs may be killed."""

@@ -41,6 +41,7 @@ from traincheck.vocab.source_declaration import SourceDeclaration
 
 if TYPE_CHECKING:
     from traincheck.sources.functions.value_forms import ValueForms
+    from traincheck.sources.modules.model_copies import Versions
     from traincheck.sources.operations.marks import MarkSink
     from traincheck.vocab.operations import StepOperations
 
@@ -80,6 +81,7 @@ def build_all(
     *,
     operations: Callable[[StepOperations], object] | None = None,
     marks: MarkSink | None = None,
+    versions: Versions | None = None,
     initial_state: Callable[[VariableCatalog], Source] | None = None,
     installed: bool = True,
     extra: Sequence[SourceDeclaration] = (),
@@ -87,7 +89,8 @@ def build_all(
     """As `build`, with the catalog of variables and the context of running calls.
 
     One of `verify_every` steps is verified, none with 0. The operations of watched steps are
-    sketched and passed to `operations`, and the values that the program marks to `marks`. `initial_state` makes the
+    sketched and passed to `operations`, and the values that the program marks to `marks`. `versions` connects copies of
+    a model with other processes of the run; without it, copies are not compared. `initial_state` makes the
     source of that name.
     `installed` says whether to look for sources of installed packages. `extra` sources are built without being
     installed.
@@ -136,6 +139,10 @@ def build_all(
         from traincheck.sources.operations.marks import MarkSource
 
         sources.append(MarkSource(calls, marks))
+    if versions is not None:
+        from traincheck.sources.modules.model_copies import ModelCopies
+
+        sources.append(ModelCopies(calls, catalog, versions))
     if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
         from traincheck.sources.installed_sources import InstalledSource, installed_sources
         from traincheck.sources.toolkit import SourceToolkit
