@@ -12,9 +12,10 @@ import torch
 
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.sources.base import Source
+from traincheck.sources.modules.model_copies import Versions
 from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.registry import attach, build
+from traincheck.sources.registry import attach, build_all
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Call, Change, Reading, Window
 
@@ -74,8 +75,10 @@ def observing(
     *,
     freeze: bool = True,
     watches: Callable[[int], bool] = lambda step: True,
+    versions: Versions | None = None,
 ) -> Iterator[Seen]:
-    """Observe this process for `demand`, in the steps for which `watches` is True.
+    """Observe this process for `demand`, in the steps for which `watches` is True. `versions` are those of models in
+    other processes.
 
     The windows are complete after the block.
     """
@@ -90,7 +93,7 @@ def observing(
         is_sampled=watches,
     )
     seen.recorder = recorder
-    seen.sources = build(recorder, lambda: None, when_imported)
+    seen.sources = build_all(recorder, lambda: None, when_imported, versions=versions).sources
     seen.undo, seen.missing = attach(seen.sources, demand, recorder)
     try:
         yield seen

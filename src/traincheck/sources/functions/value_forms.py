@@ -41,7 +41,7 @@ SCHEDULE = Schedule(often=6, seldom=25)
 """Of the calls of a function."""
 
 MIN_ELEMENTS, MAX_ELEMENTS = 8, 1 << 16
-"""Fewer elements have a form by chance, and more take too long to read."""
+"""Fewer elements have a form by chance, and more take too long to read. A single number may be the sum of a mask."""
 MAX_TENSORS = 8
 """Of one call. Its tensors are compared in pairs."""
 MAX_GROUP = 64
@@ -54,16 +54,18 @@ _CLEARLY = 10
 
 ONE, MASK, SUM, GROUPS = "is one everywhere", "is zero or one", "sums to zero", "sums to zero in groups"
 EQUALS, DIFFERS, AS_MANY = "equals {}", "differs from {}", "has as many nonzero elements in each row as {}"
+COUNTS = "is the sum of {}"
 
 _CONTEXT = facts(kind=VALUES)
 
 
 class _Values(NamedTuple):
-    """A tensor by its role in a call, in double precision."""
+    """A tensor by its role in a call, in double precision. `unusable` says whether some values are not finite."""
 
     role: str
     values: torch.Tensor
     tolerance: float
+    unusable: torch.Tensor
 
 
 class ValueForms:
@@ -88,10 +90,12 @@ class ValueForms:
 
     def read(self, call: int, function: str, arguments: Mapping[str, Any], result: Any) -> None:
         """Describe what a function got and returned."""
-        tensors = split_arguments((), (), arguments)[1] + split_arguments((), (), {RESULT: result})[1]
+        tensors = {**_tensors({RESULT: result}), **_tensors(arguments)}  # a function may return its argument
         grain = f"{function}{BEFORE_UPDATE if self._before_update else ''}"
         with hidden_from_modes():
-            values = [value for role, tensor in tensors if (value := _values_of(role, tensor)) is not None]
+            values = [
+                value for role, tensor in reversed(tensors.values()) if (value := _values_of(role, tensor)) is not None
+            ]
             judged = list(_facts(values[:MAX_TENSORS]))
             if not judged:
                 return
@@ -133,15 +137,23 @@ _PREFIXES = {0: FAILS, 1: HOLDS}
 """By the state. Values that say nothing make no line."""
 
 
+def _tensors(values: Mapping[str, Any]) -> dict[int, tuple[str, torch.Tensor]]:
+    """The tensors in arguments or a result with their roles, by identity."""
+    return {id(tensor): (role, tensor) for role, tensor in split_arguments((), (), values)[1]}
+
+
 def _values_of(role: str, tensor: torch.Tensor) -> _Values | None:
     """The values of a tensor; None if they cannot be read, or say nothing."""
     memory = readable_memory(tensor)
-    if memory is None or not MIN_ELEMENTS <= memory.numel() <= MAX_ELEMENTS or memory.is_complex():
+    if memory is None or memory.is_complex():
+        return None
+    if memory.numel() != 1 and not MIN_ELEMENTS <= memory.numel() <= MAX_ELEMENTS:
         return None
     tolerance = _ROUNDING
     if memory.is_floating_point():
         tolerance = max(_ROUNDING, 4 * torch.finfo(memory.dtype).eps)
-    return _Values(role, memory.detach().to(torch.float64), tolerance)
+    values = memory.detach().to(torch.float64)
+    return _Values(role, values, tolerance, ~torch.isfinite(values).all())
 
 
 def _facts(several: Sequence[_Values]) -> Iterator[_Fact]:
@@ -153,9 +165,11 @@ def _facts(several: Sequence[_Values]) -> Iterator[_Fact]:
 
 
 def _of_one(of: _Values) -> Iterator[_Fact]:
-    role, values, tolerance = of
-    zero = (values == 0).all()
-    yield _fact(f"{role} {ONE}", ((values - 1).abs() <= tolerance).all())
+    role, values, tolerance, unusable = of
+    if values.numel() == 1:
+        return
+    zero = (values == 0).all() | unusable
+    yield _fact(f"{role} {ONE}", ((values - 1).abs() <= tolerance).all(), unusable)
     yield _fact(f"{role} {MASK}", _is_mask(values), zero)
     yield _fact(f"{role} {SUM}", _sum_to_zero(values.reshape(1, -1), tolerance), zero)
     groups = list(_groups(values))
@@ -182,18 +196,26 @@ def _sum_to_zero(rows: torch.Tensor, tolerance: float) -> torch.Tensor:
 
 def _of_pair(first: _Values, second: _Values) -> Iterator[_Fact]:
     x, y = first.values, second.values
-    if x.device != y.device:
+    if x.device != y.device or y.numel() == 1:
         return
-    if x.shape == y.shape and first.role < second.role:
+    unusable = first.unusable | second.unusable
+    if x.numel() == 1:
+        total = y.sum()
+        yield _fact(
+            f"{first.role} {COUNTS.format(second.role)}", x.reshape(()) == total, ~_is_mask(y) | (total == 0) | unusable
+        )
+    elif x.shape == y.shape and first.role < second.role:
         bound = max(first.tolerance, second.tolerance) * torch.maximum(x.abs().amax(), y.abs().amax())
         distance = (x - y).abs().amax()
         constant = (x == x.reshape(-1)[0]).all() | (y == y.reshape(-1)[0]).all()
-        nothing = constant | _is_mask(x) | _is_mask(y) | ((distance > bound) & (distance <= _CLEARLY * bound))
+        nothing = (
+            unusable | constant | _is_mask(x) | _is_mask(y) | ((distance > bound) & (distance <= _CLEARLY * bound))
+        )
         yield _fact(f"{first.role} {EQUALS.format(second.role)}", distance <= bound, nothing)
         yield _fact(f"{first.role} {DIFFERS.format(second.role)}", distance > bound, nothing)
-    if x.dim() > 1 and y.dim() > 1 and x.shape[0] == y.shape[0] > 1:
+    if x.dim() > 1 and y.dim() > 1 and x.numel() > 1 and x.shape[0] == y.shape[0] > 1:
         rows, others = ((values != 0).reshape(len(values), -1) for values in (x, y))
-        full = rows.all() | others.all() | ~rows.any() | ~_is_mask(x)
+        full = unusable | rows.all() | others.all() | ~rows.any() | ~_is_mask(x)
         yield _fact(f"{first.role} {AS_MANY.format(second.role)}", (rows.sum(1) == others.sum(1)).all(), full)
 
 
@@ -201,6 +223,6 @@ def _is_mask(values: torch.Tensor) -> torch.Tensor:
     return ((values == 0) | (values == 1)).all()
 
 
-def _fact(line: str, is_true: torch.Tensor, says_nothing: torch.Tensor | None = None) -> _Fact:
+def _fact(line: str, is_true: torch.Tensor, says_nothing: torch.Tensor) -> _Fact:
     state = is_true.to(torch.int64)
-    return _Fact(line, state if says_nothing is None else torch.where(says_nothing, torch.full_like(state, 2), state))
+    return _Fact(line, torch.where(says_nothing, torch.full_like(state, 2), state))

@@ -34,10 +34,10 @@ from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.demand import MODEL, WEIGHTS, Demand
 from traincheck.vocab.events import NO_CALL
 
-NEWEST = "the newest weights of the trained model"
-EARLIER = "earlier weights of the trained model"
-FIRST = "the weights that it had at first"
-OTHER = "weights that the trained model never had"
+NEWEST = "it has the newest weights of the trained model"
+EARLIER = "it has earlier weights of the trained model"
+FIRST = "it has the weights that it had at first"
+OTHER = "it has weights that the trained model never had"
 
 OFTEN, SELDOM = 20, 50
 """A search for other processes takes place at the first calls and updates, and then at one in `SELDOM`."""
