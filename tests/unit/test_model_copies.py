@@ -1,4 +1,4 @@
-"""Which weights a copy of a model has: those of the trained model now, earlier ones, its first ones, or none of them."""
+"""Which weights a copy of a model has: those of the trained model now, earlier ones, its first ones, or others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def reported(seen: Seen) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"), [(load, [NEWEST]), (keep, [NEWEST, FIRST]), (average, [NEWEST, OTHER])], ids=str
+    ("change", "expected"),
+    [(load, [NEWEST]), (keep, [NEWEST, FIRST]), (average, [NEWEST, OTHER])],
+    ids=["load", "keep", "average"],
 )
 def test_a_copy_in_the_process_of_the_trainer(tmp_path: Path, change: Change, expected: list[str]) -> None:
     with observing(DEMAND, versions=WeightVersions(tmp_path, 1)) as seen:
@@ -116,7 +118,9 @@ class Worker:
         return reported(seen)
 
 
-@pytest.mark.parametrize(("synchronise", "expected"), [(load, [NEWEST]), (average, [OTHER])], ids=str)
+@pytest.mark.parametrize(
+    ("synchronise", "expected"), [(load, [NEWEST]), (average, [FIRST, OTHER])], ids=["load", "average"]
+)
 def test_a_copy_in_another_process(tmp_path: Path, synchronise: Change, expected: list[str]) -> None:
     policy, published = nn.Linear(8, 8), WeightVersions(tmp_path, 1)
 

@@ -8,9 +8,9 @@ from traincheck.vocab.properties import VALUES_ARE
 DIAGNOSIS = Diagnosis(
     slug="values-no-longer-related",
     title="Values lost a relation that they have in good runs",
-    problem="A function takes or returns a tensor whose values have another form than in all good runs, or do not relate "
-    "to another tensor as they do there. In reinforcement learning, for example, advantages sum to zero in each group, "
-    "and the ratio of new and old policy is one before the first update.",
+    problem="A function takes or returns a tensor whose values have another form than in all good runs, or do not "
+    "relate to another tensor as they do there. In reinforcement learning, for example, advantages sum to zero in each "
+    "group, and the ratio of new and old policy is one before the first update.",
     advice=(
         "Look at the function that computed the tensor, and at the order of the rows, the groups and the mask there.",
         "Check that both tensors are of the same samples, and of the policy that you expect.",

@@ -8,8 +8,8 @@ from traincheck.vocab.properties import COPY_IS_ONLY
 DIAGNOSIS = Diagnosis(
     slug="copy-has-other-weights",
     title="A copy of the model has other weights than in good runs",
-    problem="A model that is not trained here has the parameters of the trained model: a reference, a target network, or "
-    "the policy of a rollout worker. In good runs its weights are those of the trained model at another time, so it "
+    problem="A model that is not trained here has the parameters of the trained model: a reference, a target network, "
+    "or the policy of a rollout worker. In good runs its weights are those of the trained model at another time, so it "
     "was not updated when it should be, or it was when it should not.",
     advice=(
         "Read the evidence: it says which weights the copy has, and which it has in good runs.",

@@ -90,12 +90,11 @@ class ValueForms:
 
     def read(self, call: int, function: str, arguments: Mapping[str, Any], result: Any) -> None:
         """Describe what a function got and returned."""
-        tensors = {**_tensors({RESULT: result}), **_tensors(arguments)}  # a function may return its argument
+        tensors = _tensors(arguments)
+        tensors = {**tensors, **_tensors({RESULT: result}), **tensors}  # a function may return its argument
         grain = f"{function}{BEFORE_UPDATE if self._before_update else ''}"
         with hidden_from_modes():
-            values = [
-                value for role, tensor in reversed(tensors.values()) if (value := _values_of(role, tensor)) is not None
-            ]
+            values = [value for role, tensor in tensors.values() if (value := _values_of(role, tensor)) is not None]
             judged = list(_facts(values[:MAX_TENSORS]))
             if not judged:
                 return
@@ -201,16 +200,14 @@ def _of_pair(first: _Values, second: _Values) -> Iterator[_Fact]:
     unusable = first.unusable | second.unusable
     if x.numel() == 1:
         total = y.sum()
-        yield _fact(
-            f"{first.role} {COUNTS.format(second.role)}", x.reshape(()) == total, ~_is_mask(y) | (total == 0) | unusable
-        )
+        nothing = ~_is_mask(y) | (total == 0) | unusable
+        yield _fact(f"{first.role} {COUNTS.format(second.role)}", x.reshape(()) == total, nothing)
     elif x.shape == y.shape and first.role < second.role:
         bound = max(first.tolerance, second.tolerance) * torch.maximum(x.abs().amax(), y.abs().amax())
         distance = (x - y).abs().amax()
         constant = (x == x.reshape(-1)[0]).all() | (y == y.reshape(-1)[0]).all()
-        nothing = (
-            unusable | constant | _is_mask(x) | _is_mask(y) | ((distance > bound) & (distance <= _CLEARLY * bound))
-        )
+        unclear = (distance > bound) & (distance <= _CLEARLY * bound)
+        nothing = unusable | constant | _is_mask(x) | _is_mask(y) | unclear
         yield _fact(f"{first.role} {EQUALS.format(second.role)}", distance <= bound, nothing)
         yield _fact(f"{first.role} {DIFFERS.format(second.role)}", distance > bound, nothing)
     if x.dim() > 1 and y.dim() > 1 and x.numel() > 1 and x.shape[0] == y.shape[0] > 1:
