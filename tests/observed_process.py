@@ -12,6 +12,7 @@ import torch
 
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.sources.base import Source
+from traincheck.sources.functions.value_forms import Connect
 from traincheck.sources.modules.model_copies import Versions
 from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.recorder import Recorder
@@ -76,9 +77,10 @@ def observing(
     freeze: bool = True,
     watches: Callable[[int], bool] = lambda step: True,
     versions: Versions | None = None,
+    connect_marks: Connect | None = None,
 ) -> Iterator[Seen]:
     """Observe this process for `demand`, in the steps for which `watches` is True. `versions` are those of models in
-    other processes.
+    other processes, and `connect_marks` gets the function that describes marked values.
 
     The windows are complete after the block.
     """
@@ -93,7 +95,9 @@ def observing(
         is_sampled=watches,
     )
     seen.recorder = recorder
-    seen.sources = build_all(recorder, lambda: None, when_imported, versions=versions).sources
+    seen.sources = build_all(
+        recorder, lambda: None, when_imported, versions=versions, connect_marks=connect_marks
+    ).sources
     seen.undo, seen.missing = attach(seen.sources, demand, recorder)
     try:
         yield seen

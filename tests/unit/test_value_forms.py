@@ -114,6 +114,21 @@ def test_calls_before_an_update_are_described_separately() -> None:
         assert f"{HOLDS}first differs from second" in after
 
 
+def test_a_marked_tensor_is_described() -> None:
+    take: list[Any] = []
+    with observing(Demand.of_readings(QUANTITY), connect_marks=take.append) as seen:
+        take[0]("advantages", groups(REWARDS, 4), False)
+        take[0]("reward", 1.5, False)
+    assert seen.faults == [] and take[1:] == [None]
+    (description,) = [str(reading.value).split("\n") for reading in seen.readings if reading.kind == "values"]
+    assert description[0] == "mark advantages"
+    assert f"{HOLDS}advantages sums to zero in groups" in description
+    subject = Subject(QUANTITY, description[0])
+    prop = Property(VALUES_ARE, "advantages", "sums to zero")
+    assert ValueForms.describe(subject, prop) == "in the mark advantages, advantages sums to zero"
+    assert ValueForms.needs(subject, prop) == Demand.of_readings(QUANTITY)
+
+
 def test_an_occasion_judges_only_the_lines_of_its_description() -> None:
     text = f"rl.loss, before an update\n{HOLDS}ratio is one everywhere\n{FAILS}advantages sums to zero"
     reading = Reading(3, 2, "rl.loss", "values", "form", text)

@@ -26,6 +26,7 @@ from traincheck.runtime.control_actions import ControlActions, snapshot
 from traincheck.runtime.heartbeat import Heartbeat
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.runtime.launching.run_settings import Settings
+from traincheck.runtime.marks import receive
 from traincheck.runtime.ranks.rank_info import CurrentRank, RankInfo
 from traincheck.runtime.ranks.rank_publisher import RankPublisher
 from traincheck.runtime.recording.burst_recording import BurstRecorder
@@ -132,7 +133,7 @@ class Session:
         last, promptly = self._last(), self.settings.acts_on_findings
         self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, last, promptly=promptly)
         self.recorder = Recorder(
-            CallSites(self.settings.project),
+            CallSites(self.settings.project, self.settings.packages),
             self._window,
             self._fault,
             process=self._process,
@@ -156,6 +157,7 @@ class Session:
             operations=operations.add if operations is not None else None,
             marks=self._mark_sink(marks) if marks is not None else None,
             versions=self._weight_versions(demand),
+            connect_marks=receive if marks is None else None,
             initial_state=self._initial_states.source if self._initial_states is not None else None,
         )
         self._catalog = built.catalog
@@ -198,7 +200,6 @@ class Session:
         return stages
 
     def _mark_sink(self, marks: RecordWriter[Mark]) -> MarkSink:
-        from traincheck.runtime.marks import receive
         from traincheck.sources.operations.marks import MarkSink
 
         return MarkSink(marks.add, receive, lambda problem: self._pipeline.say(problem))

@@ -40,7 +40,7 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.source_declaration import SourceDeclaration
 
 if TYPE_CHECKING:
-    from traincheck.sources.functions.value_forms import ValueForms
+    from traincheck.sources.functions.value_forms import Connect, ValueForms
     from traincheck.sources.modules.model_copies import Versions
     from traincheck.sources.operations.marks import MarkSink
     from traincheck.vocab.operations import StepOperations
@@ -82,6 +82,7 @@ def build_all(
     operations: Callable[[StepOperations], object] | None = None,
     marks: MarkSink | None = None,
     versions: Versions | None = None,
+    connect_marks: Connect | None = None,
     initial_state: Callable[[VariableCatalog], Source] | None = None,
     installed: bool = True,
     extra: Sequence[SourceDeclaration] = (),
@@ -90,7 +91,8 @@ def build_all(
 
     One of `verify_every` steps is verified, none with 0. The operations of watched steps are
     sketched and passed to `operations`, and the values that the program marks to `marks`. `versions` connects copies of
-    a model with other processes of the run; without it, copies are not compared. `initial_state` makes the
+    a model with other processes of the run; without it, copies are not compared. `connect_marks` gets the
+    function that describes marked values. `initial_state` makes the
     source of that name.
     `installed` says whether to look for sources of installed packages. `extra` sources are built without being
     installed.
@@ -123,7 +125,7 @@ def build_all(
             summaries,
             call_context,
             CustomClipping(gradients),
-            functools.partial(_value_forms, calls, catalog),
+            functools.partial(_value_forms, calls, catalog, connect_marks),
         ),
     ]
     if verify_every:
@@ -153,11 +155,13 @@ def build_all(
     return Built(sources, catalog, call_context)
 
 
-def _value_forms(calls: ModuleCalls, catalog: VariableCatalog, recorder: Recorder) -> ValueForms:
+def _value_forms(
+    calls: ModuleCalls, catalog: VariableCatalog, connect_marks: Connect | None, recorder: Recorder
+) -> ValueForms:
     """What describes the values of calls; seldom needed, and so imported late."""
     from traincheck.sources.functions.value_forms import ValueForms
 
-    return ValueForms(recorder, catalog, calls)
+    return ValueForms(recorder, catalog, calls, connect_marks)
 
 
 def attach(sources: list[Source], demand: Demand, recorder: Recorder) -> tuple[ExitStack, list[str]]:

@@ -70,6 +70,8 @@ VALUES = "values"
 BEFORE_UPDATE, HOLDS, FAILS = ", before an update", "+ ", "- "
 """The kind of readings that describe the values of a function's tensors (sources/functions/value_forms.py), the end of
 their first line if no update has come since a rollout, and the prefixes of their other lines."""
+MARK = "mark "
+"""Start of such a line about a value that the program marks, before its name."""
 
 WEIGHTS = "weights"
 """The attribute of readings that compare a copy of a model with the trained one (sources/modules/model_copies.py)."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import short
 from traincheck.relations.parts import StatelessPart, named
-from traincheck.vocab.demand import BEFORE_UPDATE, FAILS, FORM, HOLDS, TENSORS, VALUES, Demand
+from traincheck.vocab.demand import BEFORE_UPDATE, FAILS, FORM, HOLDS, MARK, TENSORS, VALUES, Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import VALUES_ARE
@@ -36,13 +36,15 @@ class ValueForms(StatelessPart):
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         function = subject.grain.removesuffix(BEFORE_UPDATE)
-        return Demand.of_calls(function, values=(TENSORS,)) | Demand.of_readings(QUANTITY)
+        calls = Demand() if function.startswith(MARK) else Demand.of_calls(function, values=(TENSORS,))
+        return calls | Demand.of_readings(QUANTITY)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         function = short(subject.grain.removesuffix(BEFORE_UPDATE))
         when = " after a rollout and before an update" if subject.grain.endswith(BEFORE_UPDATE) else ""
-        return f"in calls of {function}{when}, {prop.object} {prop.detail}"
+        calls = f"the {function}" if function.startswith(MARK) else f"calls of {function}"
+        return f"in {calls}{when}, {prop.object} {prop.detail}"
 
 
 def _properties(lines: Sequence[str], prefix: str) -> frozenset[Property]:

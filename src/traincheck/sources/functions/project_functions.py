@@ -123,7 +123,7 @@ class ProjectFunctionSource(RecorderListener):
         self._describes = demand.takes_reading(VALUES, FORM)
         if self._describes:
             self._forms = self._forms or self._make_forms(recorder)
-            self._forms.attach()
+            self._forms.attach(undo)
         cheap = sys.version_info >= (3, 12)
         if not any((demand.everything, self._clips and cheap, *map(_may_be_project, demand.calls))):
             self._drop_open_calls(self._opened if sys.version_info < (3, 12) else self._stack.opened)
@@ -145,7 +145,7 @@ class ProjectFunctionSource(RecorderListener):
 
     def _learn(self, code: CodeType, module: str) -> _ObservedFunction | None:
         """Return how to observe a project function, None for code that is not observed."""
-        if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
+        if not self._sites.is_observed(code, module) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
             self._functions.put_for(code, None)  # nearly all code is outside the project
             return None
         names = (*argument_names(code), *variadic_names(code))

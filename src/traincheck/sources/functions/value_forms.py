@@ -1,4 +1,5 @@
 """Describes the values of tensors that a function of the project takes and returns, and how they relate to each other.
+Values that the program marks with `traincheck.mark` are described as well.
 
 A line says what a definition makes true of every batch, such as `advantages: sums to zero in groups`, or
 `log_probs: equals old_log_probs`. It never names a size or a number, so it holds for other data and batch sizes.
@@ -15,7 +16,8 @@ calls are described separately if no update has come since a trained model was l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -31,8 +33,8 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.tensors.value_facts import readable_memory
-from traincheck.vocab.demand import BEFORE_UPDATE, FAILS, FORM, HOLDS, VALUES
-from traincheck.vocab.events import RESULT, Reading
+from traincheck.vocab.demand import BEFORE_UPDATE, FAILS, FORM, HOLDS, MARK, VALUES
+from traincheck.vocab.events import NO_CALL, RESULT, Reading
 from traincheck.vocab.facts import facts
 
 SOURCE = "project"
@@ -59,6 +61,10 @@ COUNTS = "is the sum of {}"
 _CONTEXT = facts(kind=VALUES)
 
 
+Connect = Callable[[Callable[[object, object, object], object] | None], object]
+"""Gets the function that takes marks of the program, and None at the end."""
+
+
 class _Values(NamedTuple):
     """A tensor by its role in a call, in double precision. `unusable` says whether some values are not finite."""
 
@@ -71,16 +77,29 @@ class _Values(NamedTuple):
 class ValueForms:
     """Takes a reading for some calls of each function."""
 
-    def __init__(self, recorder: Recorder, catalog: VariableCatalog, calls: ModuleCalls) -> None:
+    def __init__(
+        self, recorder: Recorder, catalog: VariableCatalog, calls: ModuleCalls, connect: Connect | None
+    ) -> None:
         self._recorder = recorder
         self._catalog = catalog
         self._models = calls
+        self._connect = connect
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._updates = -1  # before the last forward without gradients of a trained model
 
-    def attach(self) -> None:
-        """Follow the calls of models. Call it each time that sources are attached."""
+    def attach(self, undo: ExitStack) -> None:
+        """Follow the calls of models, and what the program marks. Call it each time that sources are attached."""
+        if self._connect is not None:
+            undo.callback(self._connect, None)
+            self._connect(self._recorder.guarded(SOURCE, self._mark))
         self._models.add_listener(self._recorder.guarded(SOURCE, self._note_forward), outermost=True)
+
+    def _mark(self, name: object, value: object, gradient: object) -> None:
+        """Describe a tensor that the program marks, as an argument of its mark."""
+        if isinstance(name, str) and isinstance(value, torch.Tensor) and torch._C._current_graph_task_id() < 0:
+            mark = f"{MARK}{name}"
+            if self.should_read(mark):
+                self.read(NO_CALL, mark, {name: value}, None)
 
     def should_read(self, function: str) -> bool:
         """Whether to describe this call of a function."""
