@@ -141,13 +141,7 @@ class Session:
             is_sampled=self._steps_to_watch(),
         )
         self._set_up_budget()
-        self._before_update = BeforeUpdate(
-            step=lambda: self.recorder.steps.window_step,
-            snapshot=self._snapshot,
-            on_stop=self._record_stop,
-            callback=self.settings.callback if self.settings.on_violation == "callback" else "",
-            last_step=self.settings.last_step,
-        )
+        self._before_update = self._make_before_update()
         built = build_all(
             self.recorder,
             self._may_step,
@@ -203,6 +197,16 @@ class Session:
         from traincheck.sources.operations.marks import MarkSink
 
         return MarkSink(marks.add, receive, lambda problem: self._pipeline.say(problem))
+
+    def _make_before_update(self) -> BeforeUpdate:
+        """What runs before each update."""
+        return BeforeUpdate(
+            step=lambda: self.recorder.steps.window_step,
+            snapshot=self._snapshot,
+            on_stop=self._record_stop,
+            callback=self.settings.callback if self.settings.on_violation == "callback" else "",
+            last_step=self.settings.last_step,
+        )
 
     def _weight_versions(self, demand: Demand) -> WeightVersions | None:
         """What connects copies of models with other processes, if they are compared."""

@@ -91,9 +91,8 @@ def build_all(
 
     One of `verify_every` steps is verified, none with 0. The operations of watched steps are
     sketched and passed to `operations`, and the values that the program marks to `marks`. `versions` connects copies of
-    a model with other processes of the run; without it, copies are not compared. `connect_marks` gets the
-    function that describes marked values. `initial_state` makes the
-    source of that name.
+    a model with other processes of the run; without it, copies are not compared. `connect_marks` gets the function that
+    describes marked values. `initial_state` makes the source of that name.
     `installed` says whether to look for sources of installed packages. `extra` sources are built without being
     installed.
     """
@@ -133,6 +132,26 @@ def build_all(
         from traincheck.sources.verification.verified_steps import VerifiedSteps
 
         sources += experiments(VerifiedSteps(verify_every), calls, catalog)
+    sources += _on_request(calls, catalog, operations, marks, versions)
+    if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
+        from traincheck.sources.installed_sources import InstalledSource, installed_sources
+        from traincheck.sources.toolkit import SourceToolkit
+
+        toolkit = SourceToolkit(catalog, gradients, may_step, when_imported)
+        sources += installed_sources(toolkit) if installed else []
+        sources += [InstalledSource(declaration, plugins.source_class(declaration)(toolkit)) for declaration in extra]
+    return Built(sources, catalog, call_context)
+
+
+def _on_request(
+    calls: ModuleCalls,
+    catalog: VariableCatalog,
+    operations: Callable[[StepOperations], object] | None,
+    marks: MarkSink | None,
+    versions: Versions | None,
+) -> list[Source]:
+    """The sources that few runs need, and that are imported for these alone."""
+    sources: list[Source] = []
     if operations is not None:
         from traincheck.sources.operations.operation_source import OperationSource
 
@@ -145,14 +164,7 @@ def build_all(
         from traincheck.sources.modules.model_copies import ModelCopies
 
         sources.append(ModelCopies(calls, catalog, versions))
-    if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
-        from traincheck.sources.installed_sources import InstalledSource, installed_sources
-        from traincheck.sources.toolkit import SourceToolkit
-
-        toolkit = SourceToolkit(catalog, gradients, may_step, when_imported)
-        sources += installed_sources(toolkit) if installed else []
-        sources += [InstalledSource(declaration, plugins.source_class(declaration)(toolkit)) for declaration in extra]
-    return Built(sources, catalog, call_context)
+    return sources
 
 
 def _value_forms(
