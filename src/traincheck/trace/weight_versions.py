@@ -52,7 +52,9 @@ class WeightVersions:
             return
         self._versions.append(version)
         temporary = self._own.with_suffix(".new")
-        temporary.write_text("".join(f"{each.signature} {each.digest}\n" for each in self._versions), encoding="ascii")
+        temporary.write_text(
+            "".join(f"{signature} {digest}\n" for signature, digest in self._versions), encoding="ascii"
+        )
         temporary.replace(self._own)
 
     def state(self) -> tuple[int, ...]:

@@ -176,13 +176,13 @@ def _values_of(role: str, tensor: torch.Tensor) -> _Values | None:
 
 def _facts(several: Sequence[_Values]) -> Iterator[_Fact]:
     """The facts of each tensor, and of each pair. Call inside `hidden_from_modes()`."""
-    for each in several:
-        yield from _of_one(each)
+    for values in several:
+        yield from _of_single(values)
     for first, second in permutations(several, 2):
         yield from _of_pair(first, second)
 
 
-def _of_one(of: _Values) -> Iterator[_Fact]:
+def _of_single(of: _Values) -> Iterator[_Fact]:
     role, values, tolerance, unusable = of
     if values.numel() == 1:
         return

@@ -75,7 +75,7 @@ class ModelCopies(RecorderListener):
         self._catalog = catalog
         self._versions = versions
         self._copies: dict[str, _Copy] = {}  # by the name of the model
-        self._known: dict[str, dict[str, int]] = {}  # digests of trained models by signature, with the update
+        self._history: dict[str, dict[str, int]] = {}  # digests of trained models by signature, with the update
         self._updates = self._looks = 0
         self._lines: Descriptions
         self._demanded = False
@@ -104,16 +104,16 @@ class ModelCopies(RecorderListener):
             self._note_update()
 
     def _publish(self) -> None:
-        """Keep the weights after an update, if a copy of the model is known, here or in another process."""
+        """Keep the weights after an update, if there is a copy of the model here or in another process."""
         shared = self._versions is not None and self._versions.look_for_others(search=_is_time(self._updates))
-        if not shared and not self._known:
+        if not shared and not self._history:
             return
         for signature, digest in self._trained():
-            if shared or signature in self._known:
-                known = self._known.setdefault(signature, {})
-                known[digest] = self._updates
-                if len(known) > MAX_KNOWN:
-                    known.pop(next(iter(known)))
+            if shared or signature in self._history:
+                history = self._history.setdefault(signature, {})
+                history[digest] = self._updates
+                if len(history) > MAX_KNOWN:
+                    history.pop(next(iter(history)))
             if shared and self._versions is not None:
                 self._versions.publish(signature, digest)
 
@@ -167,17 +167,17 @@ class ModelCopies(RecorderListener):
             return
         signature, digest = version
         copy.first = copy.first or digest
-        known = self._known.get(signature)
+        history = self._history.get(signature)
         if versions is not None:
-            published = [each.digest for each in versions.of_others() if each.signature == signature]
-            known = dict(zip(published, range(len(published)), strict=True))
-        elif known is None:
-            known = self._known[signature] = {}
+            published = [version.digest for version in versions.of_others() if version.signature == signature]
+            history = dict(zip(published, range(len(published)), strict=True))
+        elif history is None:
+            history = self._history[signature] = {}
             for trained, newest in self._trained():
                 if trained == signature:
-                    known[newest] = self._updates
-        if known:
-            line = _line(digest, copy.first, known)
+                    history[newest] = self._updates
+        if history:
+            line = _line(digest, copy.first, history)
             call = self._recorder.innermost_call()
             self._lines.report(NO_CALL if call is None else call.seq, name, WEIGHTS, line)
 
@@ -186,9 +186,9 @@ def _is_time(number: int) -> bool:
     return number <= OFTEN or number % SELDOM == 0
 
 
-def _line(digest: str, first: str, known: dict[str, int]) -> str:
-    number = known.get(digest)
-    if number is not None and number == max(known.values()):
+def _line(digest: str, first: str, history: dict[str, int]) -> str:
+    number = history.get(digest)
+    if number is not None and number == max(history.values()):
         return NEWEST
     if digest == first:
         return FIRST
