@@ -92,7 +92,13 @@ class ValueForms:
         if self._connect is not None:
             undo.callback(self._connect, None)
             self._connect(self._recorder.guarded(SOURCE, self._mark))
-        self._models.add_listener(self._recorder.guarded(SOURCE, self._note_forward), outermost=True)
+        note_forward = self._recorder.guarded(SOURCE, self._note_forward)
+
+        def begins(module: nn.Module, args: Any) -> None:  # most calls of a training have gradients
+            if not torch.is_grad_enabled():
+                note_forward(module)
+
+        self._models.add_listener(begins, outermost=True)
 
     def _mark(self, name: object, value: object, gradient: object) -> None:
         """Describe a tensor that the program marks, as an argument of its mark."""
@@ -133,9 +139,8 @@ class ValueForms:
     def _before_update(self) -> bool:
         return self._updates == self._recorder.steps.updates_made
 
-    def _note_forward(self, module: nn.Module, args: Any) -> None:
-        if torch.is_grad_enabled():
-            return
+    def _note_forward(self, module: nn.Module) -> None:
+        """Note a forward without gradients, if it is one of a trained model."""
         self._catalog.ensure_named(module)
         self._catalog.refresh_holders()
         first = next((parameter for parameter in module.parameters() if parameter.requires_grad), None)
