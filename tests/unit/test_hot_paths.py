@@ -31,7 +31,7 @@ STEPS = range(17, 23)  # steps in which no values are read, see call_summaries.p
 OF_A_RULE = Demand.of_calls(STEP, changes=("parameter.data",))
 
 MAX_CALLS = {"everything": 2_147, "described": 2_536, "a rule": 610, "nothing": 240, "not watched": 129}
-"""A recording of everything makes one call for each forward, to know the forwards without gradients (value_forms.py)."""
+"""A recording of everything makes one call for each forward, to know those without gradients (value_forms.py)."""
 MAX_CALLS_TO_JUDGE = 1_250
 """With the rules of the general pack; more than `LEAST_JUDGED` of them judge such a step."""
 LEAST_JUDGED = 10
