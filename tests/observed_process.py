@@ -12,9 +12,11 @@ import torch
 
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.sources.base import Source
+from traincheck.sources.functions.value_forms import Connect
+from traincheck.sources.modules.model_copies import Versions
 from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.registry import attach, build
+from traincheck.sources.registry import attach, build_all
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Call, Change, Reading, Window
 
@@ -74,8 +76,11 @@ def observing(
     *,
     freeze: bool = True,
     watches: Callable[[int], bool] = lambda step: True,
+    versions: Versions | None = None,
+    connect_marks: Connect | None = None,
 ) -> Iterator[Seen]:
-    """Observe this process for `demand`, in the steps for which `watches` is True.
+    """Observe this process for `demand`, in the steps for which `watches` is True. `versions` are those of models in
+    other processes, and `connect_marks` gets the function that describes marked values.
 
     The windows are complete after the block.
     """
@@ -90,7 +95,9 @@ def observing(
         is_sampled=watches,
     )
     seen.recorder = recorder
-    seen.sources = build(recorder, lambda: None, when_imported)
+    seen.sources = build_all(
+        recorder, lambda: None, when_imported, versions=versions, connect_marks=connect_marks
+    ).sources
     seen.undo, seen.missing = attach(seen.sources, demand, recorder)
     try:
         yield seen

@@ -16,6 +16,9 @@ BEGIN, END = "<!-- stacks: begin; `make stacks` writes this part -->\n", "<!-- s
 BOOKS = ("packs", "own")
 ERROR, NOTICE, MISSED = "error", "notice", "missed"
 
+SILENTLY_OFF, POST_TRAINING = "silently off", "post-training"
+"""Families of errors that have a table of their own."""
+
 TEMPLATE = Path(__file__).parent / "tested-packages.md"
 
 
@@ -37,11 +40,11 @@ def text(packages: Sequence[Package], results: Mapping[str, Any]) -> str:
     by_name = results["packages"]
     listed = [package for package in packages if package.package in by_name or package.skipped]
     rows = [row(package, by_name.get(package.package, {})) for package in listed]
-    rows_of: dict[bool, list[str]] = {False: [], True: []}
+    rows_of: dict[str, list[str]] = {"": [], SILENTLY_OFF: [], POST_TRAINING: []}
     for package in listed:
         for error in package.errors:
             if error.id in by_name.get(package.package, {}).get("errors", {}):
-                rows_of[bool(error.family)].append(error_row(error, by_name[package.package]["errors"][error.id]))
+                rows_of[error.family].append(error_row(error, by_name[package.package]["errors"][error.id]))
     machine = results["machine"]
     about = (
         f"\nMeasured on {machine['cores']} cores ({machine['processor']}), Python {machine['python']}, "
@@ -50,10 +53,18 @@ def text(packages: Sequence[Package], results: Mapping[str, Any]) -> str:
     return TEMPLATE.read_text(encoding="utf-8").format(
         rows="\n".join(rows),
         clean="\n".join(_clean_findings(by_name)) or "No clean program has a finding.",
-        errors="\n".join(rows_of[False]),
-        off="\n".join(rows_of[True]),
+        errors="\n".join(rows_of[""]),
+        off="\n".join(rows_of[SILENTLY_OFF]) + _post_training(rows_of[POST_TRAINING]),
         machine=about,
     )
+
+
+def _post_training(rows: Sequence[str]) -> str:
+    """The table of errors in the program of reinforcement learning; empty without results."""
+    if not rows:
+        return ""
+    about = "\n\nErrors of a program of [reinforcement learning](reinforcement-learning.md) with a rollout worker:\n\n"
+    return "\n".join((f"{about}| error | packs | own |", "|---|---|---|", *rows))
 
 
 def _clean_findings(by_name: Mapping[str, Any]) -> list[str]:

@@ -50,6 +50,7 @@ SOURCES = {
     "module_state": "traincheck.sources.modules.declaration:MODULE_STATE",
     "buffers": "traincheck.sources.modules.declaration:BUFFERS",
     "evaluation": "traincheck.sources.modules.declaration:EVALUATION",
+    "copies": "traincheck.sources.modules.declaration:COPIES",
     "clipping": "traincheck.sources.gradients.declaration:CLIPPING",
     "checkpoints": "traincheck.sources.checkpoints.declaration:CHECKPOINTS",
     "collectives": "traincheck.sources.distributed.declaration:COLLECTIVES",

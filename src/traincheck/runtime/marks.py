@@ -22,9 +22,10 @@ def mark(name: str, tensor: Any, *, gradient: bool = False) -> None:
     gradient of a torch tensor is marked as `NAME.grad`, when the next backward reaches the tensor. Marks align by name
     and order: the k-th value with a name in one run is compared with the k-th in the other.
 
-    It has an effect only in a program that runs with `--record operations`, and then it waits for the accelerator. It
-    never changes the value, its gradient or a random state, and raises nothing: TrainCheck reports a value that it
-    cannot read on stderr, once. In a program that does not import torch, the first mark imports it.
+    In a checked run, TrainCheck learns and checks the form of a marked tensor, such as a sum of zero in groups. To
+    compare programs, run them with `--record operations`; a mark then waits for the accelerator. It never changes the
+    value, its gradient or a random state, and raises nothing: TrainCheck reports a value that it cannot read on stderr,
+    once. In a program that does not import torch, the first mark imports it.
     Known limitations: TrainCheck records the first 10,000 marks of a process. Marks in code that `torch.compile` or
     `jax.jit` compiles, under a transformation of `torch.func`, and in a recomputed forward are not recorded.
     """

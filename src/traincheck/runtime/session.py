@@ -26,6 +26,7 @@ from traincheck.runtime.control_actions import ControlActions, snapshot
 from traincheck.runtime.heartbeat import Heartbeat
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.runtime.launching.run_settings import Settings
+from traincheck.runtime.marks import receive
 from traincheck.runtime.ranks.rank_info import CurrentRank, RankInfo
 from traincheck.runtime.ranks.rank_publisher import RankPublisher
 from traincheck.runtime.recording.burst_recording import BurstRecorder
@@ -37,7 +38,7 @@ from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.runtime.terminal_findings import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import ProcessNote, StopRequest
-from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
+from traincheck.vocab.demand import EVERYTHING, MODEL, NOTHING, WEIGHTS, Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR, Invariant
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from traincheck.sources.recording.step_tracker import Cut
     from traincheck.trace.operation_files import OperationWriter
     from traincheck.trace.record_files import RecordWriter
+    from traincheck.trace.weight_versions import WeightVersions
     from traincheck.vocab.marks import Mark
 
 NOTE_SECONDS = 2.0
@@ -131,7 +133,7 @@ class Session:
         last, promptly = self._last(), self.settings.acts_on_findings
         self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, last, promptly=promptly)
         self.recorder = Recorder(
-            CallSites(self.settings.project),
+            CallSites(self.settings.project, self.settings.packages),
             self._window,
             self._fault,
             process=self._process,
@@ -139,13 +141,7 @@ class Session:
             is_sampled=self._steps_to_watch(),
         )
         self._set_up_budget()
-        self._before_update = BeforeUpdate(
-            step=lambda: self.recorder.steps.window_step,
-            snapshot=self._snapshot,
-            on_stop=self._record_stop,
-            callback=self.settings.callback if self.settings.on_violation == "callback" else "",
-            last_step=self.settings.last_step,
-        )
+        self._before_update = self._make_before_update()
         built = build_all(
             self.recorder,
             self._may_step,
@@ -155,6 +151,8 @@ class Session:
             operations=operations.add if operations is not None else None,
             whole_values=whole_values,
             marks=self._mark_sink(marks) if marks is not None else None,
+            versions=self._weight_versions(demand),
+            connect_marks=receive if marks is None else None,
             initial_state=self._initial_states.source if self._initial_states is not None else None,
         )
         self._catalog = built.catalog
@@ -204,10 +202,27 @@ class Session:
         return operations, marks, whole_values
 
     def _mark_sink(self, marks: RecordWriter[Mark]) -> MarkSink:
-        from traincheck.runtime.marks import receive
         from traincheck.sources.operations.marks import MarkSink
 
         return MarkSink(marks.add, receive, lambda problem: self._pipeline.say(problem))
+
+    def _make_before_update(self) -> BeforeUpdate:
+        """What runs before each update."""
+        return BeforeUpdate(
+            step=lambda: self.recorder.steps.window_step,
+            snapshot=self._snapshot,
+            on_stop=self._record_stop,
+            callback=self.settings.callback if self.settings.on_violation == "callback" else "",
+            last_step=self.settings.last_step,
+        )
+
+    def _weight_versions(self, demand: Demand) -> WeightVersions | None:
+        """What connects copies of models with other processes, if they are compared."""
+        if not demand.takes_reading(MODEL, WEIGHTS):
+            return None
+        from traincheck.trace.weight_versions import WeightVersions
+
+        return WeightVersions(self._folder.path, self._process)
 
     def _at_rest(self, marks: RecordWriter[Mark] | None) -> None:
         """Write what waits, because a program without steps closes no window, and one that hangs may be killed."""

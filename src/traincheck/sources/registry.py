@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,6 +40,8 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.source_declaration import SourceDeclaration
 
 if TYPE_CHECKING:
+    from traincheck.sources.functions.value_forms import Connect, ValueForms
+    from traincheck.sources.modules.model_copies import Versions
     from traincheck.sources.operations.marks import MarkSink
     from traincheck.sources.operations.whole_values import WholeValues
     from traincheck.vocab.operations import StepOperations
@@ -80,6 +83,8 @@ def build_all(
     operations: Callable[[StepOperations], object] | None = None,
     whole_values: WholeValues | None = None,
     marks: MarkSink | None = None,
+    versions: Versions | None = None,
+    connect_marks: Connect | None = None,
     initial_state: Callable[[VariableCatalog], Source] | None = None,
     installed: bool = True,
     extra: Sequence[SourceDeclaration] = (),
@@ -88,7 +93,9 @@ def build_all(
 
     One of `verify_every` steps is verified, none with 0. The operations of watched steps are
     sketched and passed to `operations`, those of a module are kept whole by `whole_values`, and the values that the
-    program marks go to `marks`. `initial_state` makes the source of that name.
+    program marks go to `marks`. `versions` connects copies of a model with other processes of the run; without it,
+    copies are not compared. `connect_marks` gets the function that describes marked values. `initial_state` makes the
+    source of that name.
     `installed` says whether to look for sources of installed packages. `extra` sources are built without being
     installed.
     """
@@ -115,21 +122,20 @@ def build_all(
         RunSource(),
         CompiledCallSource(catalog, gradients, call_context, may_step, when_imported),
         JaxSource(may_step, when_imported),
-        ProjectFunctionSource(recorder.sites, summaries, call_context, CustomClipping(gradients)),
+        ProjectFunctionSource(
+            recorder.sites,
+            summaries,
+            call_context,
+            CustomClipping(gradients),
+            functools.partial(_value_forms, calls, catalog, connect_marks),
+        ),
     ]
     if verify_every:
         from traincheck.sources.verification.all_experiments import experiments  # seldom used, and slow to import
         from traincheck.sources.verification.verified_steps import VerifiedSteps
 
         sources += experiments(VerifiedSteps(verify_every), calls, catalog)
-    if operations is not None:
-        from traincheck.sources.operations.operation_source import OperationSource
-
-        sources.append(OperationSource(calls, catalog, operations, whole_values))
-    if marks is not None:
-        from traincheck.sources.operations.marks import MarkSource
-
-        sources.append(MarkSource(calls, marks))
+    sources += _on_request(calls, catalog, operations, whole_values, marks, versions)
     if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
         from traincheck.sources.installed_sources import InstalledSource, installed_sources
         from traincheck.sources.toolkit import SourceToolkit
@@ -138,6 +144,40 @@ def build_all(
         sources += installed_sources(toolkit) if installed else []
         sources += [InstalledSource(declaration, plugins.source_class(declaration)(toolkit)) for declaration in extra]
     return Built(sources, catalog, call_context)
+
+
+def _on_request(
+    calls: ModuleCalls,
+    catalog: VariableCatalog,
+    operations: Callable[[StepOperations], object] | None,
+    whole_values: WholeValues | None,
+    marks: MarkSink | None,
+    versions: Versions | None,
+) -> list[Source]:
+    """The sources that few runs need, and that are imported for these alone."""
+    sources: list[Source] = []
+    if operations is not None:
+        from traincheck.sources.operations.operation_source import OperationSource
+
+        sources.append(OperationSource(calls, catalog, operations, whole_values))
+    if marks is not None:
+        from traincheck.sources.operations.marks import MarkSource
+
+        sources.append(MarkSource(calls, marks))
+    if versions is not None:
+        from traincheck.sources.modules.model_copies import ModelCopies
+
+        sources.append(ModelCopies(calls, catalog, versions))
+    return sources
+
+
+def _value_forms(
+    calls: ModuleCalls, catalog: VariableCatalog, connect_marks: Connect | None, recorder: Recorder
+) -> ValueForms:
+    """What describes the values of calls; seldom needed, and so imported late."""
+    from traincheck.sources.functions.value_forms import ValueForms
+
+    return ValueForms(recorder, catalog, calls, connect_marks)
 
 
 def attach(sources: list[Source], demand: Demand, recorder: Recorder) -> tuple[ExitStack, list[str]]:

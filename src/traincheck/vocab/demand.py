@@ -66,6 +66,16 @@ EVALUATION, CHANGED = "evaluation", "changed"
 """The same for what a model is called with (sources/data/batch_forms.py), for what a checkpoint holds
 (sources/checkpoints/saved_entries.py), and for what an evaluation changes (sources/modules/evaluation_changes.py)."""
 
+VALUES = "values"
+BEFORE_UPDATE, HOLDS, FAILS = ", before an update", "+ ", "- "
+"""The kind of readings that describe the values of a function's tensors (sources/functions/value_forms.py), the end of
+their first line if no update has come since a rollout, and the prefixes of their other lines."""
+MARK = "mark "
+"""Start of such a line about a value that the program marks, before its name."""
+
+WEIGHTS = "weights"
+"""The attribute of readings that compare a copy of a model with the trained one (sources/modules/model_copies.py)."""
+
 WITH_GRADIENTS, WITHOUT_GRADIENTS = "with gradients", "without gradients"
 """The first line of a form: how the model is called."""
 

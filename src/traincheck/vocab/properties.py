@@ -32,6 +32,8 @@ FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
 BATCH_IS, BATCH_IS_ONLY = "batch is", "batch is only"
 KEY_IS, KEY_IS_ONLY = "key is", "key is only"
 BATCH_HAS_FORM, BATCH_HAS_ONLY_FORMS = "batch has form", "batch has only forms"
+VALUES_ARE = "values are"
+COPY_IS, COPY_IS_ONLY = "copy is", "copy is only"
 CHECKPOINT_HOLDS, CHECKPOINT_HOLDS_ONLY = "checkpoint holds", "checkpoint holds only"
 EVALUATION_CHANGES, EVALUATION_CHANGES_ONLY = "evaluation changes", "evaluation changes only"
 PASS_ENDS, PASS_ENDS_ONLY = "pass ends", "pass ends only"
@@ -145,6 +147,9 @@ VERBS: dict[str, VerbTraits] = {
     KEY_IS_ONLY: VerbTraits("random keys are new or repeat in no other ways"),
     BATCH_HAS_FORM: VerbTraits("a model is called with such an input", element_of=BATCH_HAS_ONLY_FORMS),
     BATCH_HAS_ONLY_FORMS: VerbTraits("a model is called with no other inputs"),
+    VALUES_ARE: VerbTraits("the values of a function's tensor have a form, or relate to another tensor"),
+    COPY_IS: VerbTraits("a copy of a model has such weights", element_of=COPY_IS_ONLY),
+    COPY_IS_ONLY: VerbTraits("copies of a model have no other weights"),
     CHECKPOINT_HOLDS: VerbTraits("a checkpoint holds this entry", element_of=CHECKPOINT_HOLDS_ONLY),
     CHECKPOINT_HOLDS_ONLY: VerbTraits("checkpoints hold no other entries"),
     EVALUATION_CHANGES: VerbTraits("an evaluation changes this", element_of=EVALUATION_CHANGES_ONLY),

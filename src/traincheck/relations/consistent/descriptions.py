@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from traincheck.relations.parts import FORWARD, UPDATE, ReadingPart, named
+from traincheck.relations.parts import FORWARD, LOAD, UPDATE, ReadingPart, named
 from traincheck.vocab.demand import (
     BATCH,
     CHANGED,
@@ -23,11 +23,19 @@ from traincheck.vocab.demand import (
     MODEL,
     MODULES,
     PARAMETERS,
+    WEIGHTS,
     Demand,
 )
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from traincheck.vocab.properties import BATCH_HAS_FORM, CHECKPOINT_HOLDS, EVALUATION_CHANGES, MODULE_IS, TREATS_SO
+from traincheck.vocab.properties import (
+    BATCH_HAS_FORM,
+    CHECKPOINT_HOLDS,
+    COPY_IS,
+    EVALUATION_CHANGES,
+    MODULE_IS,
+    TREATS_SO,
+)
 
 SAVE = "torch.save"
 
@@ -50,13 +58,16 @@ _DESCRIPTIONS = {
         MODULE_IS, UPDATE, "the modules of {} have the classes, buffers and attributes of good runs"
     ),
     f"{BATCH}.{FORM}": _Description(BATCH_HAS_FORM, FORWARD, "{} is called with inputs as in good runs"),
+    f"{MODEL}.{WEIGHTS}": _Description(
+        COPY_IS, LOAD, "the weights of {}, a copy, are to those of the trained model as in good runs", is_whole=False
+    ),
     f"{CHECKPOINT}.{ENTRIES}": _Description(CHECKPOINT_HOLDS, SAVE, "{} holds the entries of good runs"),
     f"{EVALUATION}.{CHANGED}": _Description(
         EVALUATION_CHANGES, FORWARD, "nothing changes in {} but what changes in good runs", is_whole=False
     ),
 }
 
-DESCRIBED = Demand.of_calls(UPDATE, FORWARD, SAVE) | Demand.of_readings(*_DESCRIPTIONS)
+DESCRIBED = Demand.of_calls(UPDATE, FORWARD, SAVE, LOAD) | Demand.of_readings(*_DESCRIPTIONS)
 """The demand for all descriptions, see own_runs.py."""
 
 

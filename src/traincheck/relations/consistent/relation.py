@@ -6,7 +6,8 @@ Source: OSDI '25, section 3.2. Its parts:
 * training flags over an evaluation (train_mode_restored.py);
 * the learning rate against its scheduler (learning_rates.py), and its course (rate_course.py);
 * the settings of a program (configuration.py), the operations of its modules (computation.py), its parameters,
-  modules, batches and checkpoints (descriptions.py), and the order of its calls (call_order.py);
+  modules, batches, checkpoints and copies of models (descriptions.py), the values of its tensors (value_forms.py), and
+  the order of its calls (call_order.py);
 * the size of its updates and gradients (bands.py);
 * the batches of one rank from step to step (repeated_batches.py), its random keys (repeated_keys.py), and the ends of
   passes (pass_ends.py);
@@ -48,6 +49,7 @@ from traincheck.relations.consistent.replicas import Replicas
 from traincheck.relations.consistent.restarts import Restarts
 from traincheck.relations.consistent.seeds import Seeds
 from traincheck.relations.consistent.train_mode_restored import TrainModeRestored
+from traincheck.relations.consistent.value_forms import ValueForms
 from traincheck.relations.consistent.whole_runs import WholeRuns
 from traincheck.relations.parts import Composite, RelationPart
 from traincheck.vocab.events import Window
@@ -70,6 +72,7 @@ class Consistent(Composite):
         Configuration,
         Computation,
         Descriptions,
+        ValueForms,
         CallOrder,
         Bands,
         RepeatedBatches,

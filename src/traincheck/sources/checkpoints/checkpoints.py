@@ -34,7 +34,7 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import CHECKPOINT, ENTRIES, Demand
-from traincheck.vocab.events import LIFECYCLE, LOADED, SAVED
+from traincheck.vocab.events import LIFECYCLE, LOADED, PROJECT, SAVED
 
 if TYPE_CHECKING:
     from traincheck.sources.checkpoints.saved_entries import SavedEntries
@@ -282,6 +282,9 @@ class CheckpointSource:
         state = kwargs.get("state_dict", state)
         if not isinstance(state, dict) or not self._demand.records_call(call_levels):
             return None
+        around = self._recorder.innermost_call()
+        if around is None or around.kind == PROJECT:
+            self._recorder.steps.load_begins(self._recorder.next_seq())
         call = self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), context_facts())
         return call, (module, dict(state))
 

@@ -45,4 +45,5 @@ PROJECT = SourceDeclaration(
     absence="Rules about your own functions, and about clipping, are not judged.",
     apis=("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"),
     serves_api=_may_be_project_function,
+    readings=("values.form",),
 )

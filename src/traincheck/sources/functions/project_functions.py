@@ -10,9 +10,10 @@ import sys
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -28,9 +29,12 @@ from traincheck.sources.recording.thread_profiler import ProfilerSuspension
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.vocab.bounded_cache import ObjectCache
 from traincheck.vocab.call_kinds import LAYERED, is_layer_count, kinds_of_function
-from traincheck.vocab.demand import NUMBERS, Demand
+from traincheck.vocab.demand import FORM, NUMBERS, VALUES, Demand
 from traincheck.vocab.events import PROJECT
 from traincheck.vocab.facts import facts
+
+if TYPE_CHECKING:
+    from traincheck.sources.functions.value_forms import ValueForms
 
 _HIDDEN = ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
 _UNKNOWN: Any = object()
@@ -61,7 +65,7 @@ class _ObservedFunction(NamedTuple):
 
 class _OpenFunction(NamedTuple):
     """A call under way. `frame_or_code` identifies it: code where frames are not reported. `built` is the module that
-    it builds.
+    it builds, and `described` are the arguments if its values are described.
 
     `call` is None beyond `MAX_CALLS`.
     """
@@ -72,6 +76,7 @@ class _OpenFunction(NamedTuple):
     before: StateBeforeCall | None
     built: weakref.ref[Any] | None = None
     clipping: Clipping | None = None
+    described: dict[str, Any] | None = None
 
 
 class _Stack(threading.local):
@@ -85,12 +90,19 @@ class ProjectFunctionSource(RecorderListener):
     name = "project"
 
     def __init__(
-        self, sites: CallSites, summaries: CallSummaries, call_context: CallContext, clipping: CustomClipping
+        self,
+        sites: CallSites,
+        summaries: CallSummaries,
+        call_context: CallContext,
+        clipping: CustomClipping,
+        make_forms: Callable[[Recorder], ValueForms],
     ) -> None:
         self._sites = sites
         self._summaries = summaries
         self._call_context = call_context
         self._clipping = clipping
+        self._make_forms = make_forms
+        self._forms: ValueForms | None = None
         self._functions: ObjectCache[_ObservedFunction | None] = ObjectCache(MAX_CODE_OBJECTS)
         self._stack = _Stack()  # on Python 3.12 and later
         self._opened: list[_OpenFunction] = []  # before
@@ -108,6 +120,10 @@ class ProjectFunctionSource(RecorderListener):
         self._clips = demand.reads_values((CLIP,), NUMBERS)
         self._functions.clear()
         undo = ExitStack()
+        self._describes = demand.takes_reading(VALUES, FORM)
+        if self._describes:
+            self._forms = self._forms or self._make_forms(recorder)
+            self._forms.attach(undo)
         cheap = sys.version_info >= (3, 12)
         if not any((demand.everything, self._clips and cheap, *map(_may_be_project, demand.calls))):
             self._drop_open_calls(self._opened if sys.version_info < (3, 12) else self._stack.opened)
@@ -129,7 +145,7 @@ class ProjectFunctionSource(RecorderListener):
 
     def _learn(self, code: CodeType, module: str) -> _ObservedFunction | None:
         """Return how to observe a project function, None for code that is not observed."""
-        if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
+        if not self._sites.is_observed(code, module) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
             self._functions.put_for(code, None)  # nearly all code is outside the project
             return None
         names = (*argument_names(code), *variadic_names(code))
@@ -170,12 +186,16 @@ class ProjectFunctionSource(RecorderListener):
             built = weakref.ref(module)
         call = self._recorder.enter(PROJECT, function.levels, "", call_context_facts(self._call_context))
         before = clipping = None
-        arguments = local_values(frame, function.arguments) if function.request is not None or function.limit else {}
+        forms = self._forms if self._describes and not function.receiver else None
+        describes = forms is not None and forms.should_read(function.levels[0])
+        arguments: dict[str, Any] = {}
+        if function.request is not None or function.limit or describes:
+            arguments = local_values(frame, function.arguments)
         if function.request is not None:
             before = self._summaries.record_arguments(call, function.request, (), arguments)
         if function.limit:
             clipping = self._clipping.begins(local_values(frame, (function.limit,)).get(function.limit), arguments)
-        return _OpenFunction(of, call, function, before, built, clipping)
+        return _OpenFunction(of, call, function, before, built, clipping, arguments if describes else None)
 
     def _exceeds_limit(self, function: _ObservedFunction) -> bool:
         """Count a call; return whether the current window has more than `MAX_CALLS` of this function."""
@@ -194,6 +214,8 @@ class ProjectFunctionSource(RecorderListener):
             return
         if opened.clipping is not None:
             self._clipping.ends(opened.clipping, result, self._recorder)
+        if opened.described is not None and self._forms is not None:
+            self._forms.read(call.seq, opened.function.levels[0], opened.described, result)
         module = opened.built() if opened.built is not None else None
         if module is not None:
             self._recorder.leave(call, facts(layers=class_counts(module)))

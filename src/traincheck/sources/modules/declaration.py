@@ -35,6 +35,13 @@ BUFFERS = SourceDeclaration(
     readings=("buffer.used_data",),
 )
 
+COPIES = SourceDeclaration(
+    name="copies",
+    observes="whether copies of a trained model have its weights: a reference, or the model of a rollout worker",
+    absence="Rules about the weights of copies are not judged.",
+    readings=("model.weights",),
+)
+
 EVALUATION = SourceDeclaration(
     name="evaluation",
     observes="what an evaluation changes of parameters, gradients, buffers, optimizers and random states",

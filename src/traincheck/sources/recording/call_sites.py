@@ -6,6 +6,7 @@ import ast
 import functools
 import linecache
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -95,10 +96,11 @@ class CallSites:
 
     A file belongs to the project when it lies under one of `project` and not in an environment below it
     (`site-packages`, the standard library). Paths are relative to the working directory at the start. The cells of a
-    notebook belong to the project as well.
+    notebook belong to the project as well. Functions of `packages` are observed, but no site is in them.
     """
 
-    def __init__(self, project: tuple[str, ...]) -> None:
+    def __init__(self, project: tuple[str, ...], packages: Collection[str] = ()) -> None:
+        self._packages = frozenset(packages)
         self._roots = tuple(str(Path(root).resolve()) for root in project)
         self._cwd = Path.cwd()
         self._codes: ObjectCache[_ProjectCode | None] = ObjectCache(MAX_CODE_OBJECTS)  # None for code of others
@@ -113,6 +115,10 @@ class CallSites:
         if project_code is _UNKNOWN:
             project_code = self._add(code)
         return "" if project_code is None else project_code.file
+
+    def is_observed(self, code: CodeType, module: str) -> bool:
+        """Whether `code` of this module belongs to the project or to a package that the user named."""
+        return bool(self.file_of(code)) or module.partition(".")[0] in self._packages
 
     def _add(self, code: CodeType) -> _ProjectCode | None:
         name = code.co_filename

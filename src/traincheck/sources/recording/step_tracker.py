@@ -18,6 +18,8 @@ every other optimizer has stepped begins a new phase, so it closes the step as w
 it. An optimizer that is built before the first backward ends the set-up: models that were called until then (for their
 shapes, targets or lazy parameters) were not trained by it.
 
+A process that only evaluates, such as a rollout worker, makes no steps. Its windows end when it loads other weights.
+
 An outermost forward in evaluation mode without gradients makes an evaluation window. A forward in evaluation mode
 *with* gradients is evaluation that forgot no_grad or training in the wrong mode: the backward that follows decides.
 
@@ -310,6 +312,12 @@ class StepTracker:
         self._stage_named = False
         if self._stage == EVAL:
             self._close(seq, EVAL)
+
+    def load_begins(self, seq: int) -> None:
+        """A model is about to get other weights. In a process that only evaluates, a new evaluation begins."""
+        if self._stage == EVAL and not self._stage_named and not self.updates_made and not self.optimizers:
+            self._close(seq, EVAL, EVAL)
+            self._stage = EVAL
 
     @property
     def completed(self) -> int:
