@@ -23,6 +23,7 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
+from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.sources.tensors.value_facts import readable
 from traincheck.vocab.collectives import STARTED, WAIT
 from traincheck.vocab.demand import CONTENTS, TENSORS, Demand
@@ -87,7 +88,7 @@ class AsyncMessages:
             self._pending.clear()
         key, summary = id(request), call.tensors[0]
         reference = weakref.ref(request, lambda _: self._pending.pop(key, None))
-        self._pending[key] = _MessageInFlight(reference, weakref.ref(tensor), summary, sends, read, call)
+        self._pending[key] = _MessageInFlight(reference, TensorReference(tensor), summary, sends, read, call)
 
     def _pending_of(self, request: Any) -> _MessageInFlight | None:
         pending = self._pending.get(id(request))

@@ -23,6 +23,7 @@ from traincheck.sources.functions.function_owners import FunctionOwners
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import function_name
 from traincheck.sources.tensors.reading import dtype_name
+from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.vocab.bounded_cache import BoundedCache
 
 MAX_TENSORS = 5_000
@@ -115,14 +116,14 @@ class OperationLines:
         if len(self._made) > MAX_TENSORS:
             self._made = {key: entry for key, entry in self._made.items() if entry[0]() is not None}
         for tensor in made:
-            self._made[id(tensor)] = (weakref.ref(tensor), shown)
+            self._made[id(tensor)] = (TensorReference(tensor), shown)
         return line
 
     def name_results(self, module: torch.nn.Module, results: list[torch.Tensor]) -> None:
         """Name what a model returned without gradients."""
         shown = f"result of {self._model(module)}"
         for tensor in results:
-            self._made[id(tensor)] = (weakref.ref(tensor), shown)
+            self._made[id(tensor)] = (TensorReference(tensor), shown)
 
     def _model(self, module: torch.nn.Module) -> str:
         """The class of a model, and whether an optimizer trains it: a copy of a model has the same class."""
@@ -184,7 +185,7 @@ class OperationLines:
             return
         start, stop, _ = rows.indices(len(tensor)) if tensor.dim() else (0, 0, 1)
         entry = self._slices.get(id(tensor))
-        self._slices[id(tensor)] = (weakref.ref(tensor), stop)
+        self._slices[id(tensor)] = (TensorReference(tensor), stop)
         if start and entry is not None and entry[0]() is tensor:
             last = entry[1]
             yield "the next rows" if start == last else "rows after a gap" if start > last else "rows from before"

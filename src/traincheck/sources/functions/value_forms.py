@@ -143,7 +143,8 @@ class ValueForms:
         """Note a forward without gradients, if it is one of a trained model."""
         self._catalog.ensure_named(module)
         self._catalog.refresh_holders()
-        first = next((parameter for parameter in module.parameters() if parameter.requires_grad), None)
+        with hidden_from_modes():
+            first = next((parameter for parameter in module.parameters() if parameter.requires_grad), None)
         variable = None if first is None else self._catalog.find(first)
         if variable is not None and variable.holders:
             self._updates = self._recorder.steps.updates_made

@@ -25,6 +25,7 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import fingerprints, first_elements, hidden_from_modes, local_tensor
 from traincheck.sources.tensors.storages import version_of
+from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.builtin_rules import PARAMETER, UNINITIALISED
 from traincheck.vocab.demand import Demand
@@ -119,7 +120,7 @@ class UninitialisedReadings:
             for parameter in module.parameters():
                 read = _read_parameter(parameter)
                 if read is not None:
-                    self._allocated[id(parameter)] = _Allocated(weakref.ref(parameter), *read, site)
+                    self._allocated[id(parameter)] = _Allocated(TensorReference(parameter), *read, site)
 
     def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
         """Report the uninitialized parameters of a model at its first call."""

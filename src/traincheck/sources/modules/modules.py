@@ -36,6 +36,7 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.tensors.spread_elements import MEASURED_STEPS
+from traincheck.sources.tensors.tensor_reference import hide_references
 from traincheck.sources.tensors.value_facts import readable_memory
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import kinds_of_module
@@ -121,6 +122,7 @@ class ModuleSource:
         else:
             self._batches = BatchReadings(demand, recorder)
         undo = UndoStack()
+        hide_references(undo)
         recorder.on_detach(undo, self._summaries.forget)
         self._describes_inputs = demand.takes_reading(BATCH, FORM)
         self._measures_outputs = demand.takes_reading(MODEL, MAGNITUDES)

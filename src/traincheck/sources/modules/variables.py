@@ -20,6 +20,7 @@ from traincheck.sources.modules.live_modules import (
     wrapped_model,
 )
 from traincheck.sources.tensors.reading import PLAIN, is_empty
+from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.vocab.facts import Facts, FactValue, facts
 
 THIS, OTHER, NOBODY = "this", "other", "none"
@@ -378,7 +379,7 @@ class VariableCatalog:
         return variable if variable is not None and variable.tensor() is tensor else None
 
     def _add(self, tensor: torch.Tensor, name: str, *, owned: bool) -> Variable:
-        variable = self._variables[id(tensor)] = Variable(name, weakref.ref(tensor), owned)
+        variable = self._variables[id(tensor)] = Variable(name, TensorReference(tensor), owned)
         return variable
 
     def living(self) -> list[tuple[Variable, torch.Tensor]]:

@@ -19,6 +19,7 @@ from traincheck.sources.modules.variables import Variable
 from traincheck.sources.tensors.deferred_values import DeferredValue
 from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_fingerprints
 from traincheck.sources.tensors.storages import version_of
+from traincheck.sources.tensors.tensor_reference import TensorReference
 
 Entry = tuple[int, str]
 """The index of a variable among the held ones, and the optimizer's name for the state entry."""
@@ -70,7 +71,7 @@ class OptimizerStateChanges:
         entries, tensors = _state_tensors(optimizer, held, indices)
         values = deferred_fingerprints(tensors)
         self._last_reads[name] = {
-            _key(entry, held): _StateReading(weakref.ref(tensor), version_of(tensor), value)
+            _key(entry, held): _StateReading(TensorReference(tensor), version_of(tensor), value)
             for entry, tensor, value in zip(entries, tensors, values, strict=True)
         }
         return dict(zip(entries, values, strict=True))

@@ -20,6 +20,7 @@ from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult, Fingerprints, PeerCall
 from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
 from traincheck.sources.replay.state_snapshot import has_compiled_code, has_only_torch_hooks
+from traincheck.sources.tensors.leaf_hooks import register_leaf_hook
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -61,7 +62,7 @@ class CapturedCall(RestorableCall):
             self._undo.callback(tensor.register_hook(self._guarded(self._output_hook(index))).remove)
         for name, parameter in self._parameters.items():
             if name not in self._hooked:
-                self._undo.callback(parameter.register_hook(self._guarded(self._parameter_hook(name))).remove)
+                self._undo.callback(register_leaf_hook(parameter, self._guarded(self._parameter_hook(name))))
 
     def _output_hook(self, index: int) -> Callable[[torch.Tensor | None], None]:
         def on_gradient(grad: torch.Tensor | None) -> None:

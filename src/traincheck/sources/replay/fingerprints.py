@@ -10,6 +10,7 @@ import torch
 
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes, same_bits
+from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.vocab.replayed_computations import BACKWARD, FORWARD, UPDATE
 
 
@@ -41,7 +42,7 @@ class Fingerprints:
             last = self._last[2]  # a container returns the output of its last module
             self._prints[key] = self._prints[last]
             return
-        self._last = weakref.ref(tensor), version, key
+        self._last = TensorReference(tensor), version, key
         with hidden_from_modes():
             (self._prints[key],) = deferred_fingerprints([tensor])
 

@@ -25,6 +25,7 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.tensors.storages import Storages, version_of
+from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.sources.tensors.value_facts import ValueRequest, readable, readable_memory, value_facts
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import ARGUMENTS, TENSOR_VALUES, TENSORS, Demand
@@ -261,7 +262,7 @@ class CallSummaries(RecorderListener):
                 if request.rows and tensor.grad_fn is not None:
                     reading = _with_origin(reading, tensor)
                 is_readable = memory[index] is not None
-                arguments.append(_Argument(index, weakref.ref(tensor), is_readable, version_of(tensor), reading))
+                arguments.append(_Argument(index, TensorReference(tensor), is_readable, version_of(tensor), reading))
             return arguments
 
     # -- after the call --------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.replay.state_snapshot import is_torch_hook, without_modes
 from traincheck.sources.tensors.deferred_values import is_capturing
+from traincheck.sources.tensors.leaf_hooks import register_leaf_hook
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.verification.derivatives.available_memory import available_memory
 from traincheck.sources.verification.derivatives.derivative_check import (
@@ -318,7 +319,7 @@ class DerivativeSource(ExperimentSource, RecorderListener):
             if leaf.requires_grad and not _has_own_hooks(leaf._backward_hooks) and (only is None or id(leaf) in only):
                 backward.gradients[id(leaf)] = None
                 hook = functools.partial(_add, backward.gradients, id(leaf))
-                backward.undo.callback(leaf.register_hook(self._recorder.guarded(self.name, hook)).remove)
+                backward.undo.callback(register_leaf_hook(leaf, self._recorder.guarded(self.name, hook)))
         self._backward = backward
         return backward
 

@@ -26,6 +26,7 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
+from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.sources.verification.experiment_source import ExperimentSource
 from traincheck.sources.verification.inputs.changed_calls import ChangedCall
 from traincheck.sources.verification.inputs.input_changes import AlignedSequences
@@ -116,7 +117,7 @@ class InputSource(ExperimentSource):
     def _note_input(self, module: nn.Module, args: Any) -> None:
         tensor = next((argument for argument in args if isinstance(argument, torch.Tensor)), None)
         if tensor is not None:
-            self._inputs[module] = weakref.ref(tensor)
+            self._inputs[module] = TensorReference(tensor)
 
     def _capture(self, module: nn.Module, args: Any) -> None:
         step = self._recorder.steps.window_step
