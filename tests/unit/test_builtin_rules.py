@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ ACTIVE_DROPOUT = "dropout-active-in-evaluation"
 LOSS_INPUT = "unexpected-loss-input"
 SAME_ORDER = "same-order-every-epoch"
 NO_EFFECT = "flag-without-effect"
+NOT_RESTORED = "load-did-not-restore"
 """Diagnoses."""
 
 
@@ -327,9 +329,50 @@ def found(folder: Path, program: Callable[[], None]) -> set[str]:
     return {finding.identity for finding in report.findings if finding.severity == ERROR}
 
 
+def keeps_its_best(keep: Callable[[nn.Module], dict[str, torch.Tensor]]) -> None:
+    """Train with early stopping: the weights after the second step are loaded at the end."""
+    model, best = Net(), dict[str, torch.Tensor]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        if number == 1:
+            best = keep(model)
+    model.load_state_dict(best)
+
+
+def the_best_weights_are_not_copied() -> None:
+    keeps_its_best(lambda model: model.state_dict())
+
+
+def their_tensors_are_not_copied() -> None:
+    keeps_its_best(lambda model: dict(model.state_dict().items()))
+
+
+def the_best_weights_are_copied() -> None:
+    keeps_its_best(lambda model: copy.deepcopy(model.state_dict()))
+
+
+def weights_are_averaged_in_place() -> None:
+    """Changes of the returned state change the model; loading it afterwards is superfluous, and no error."""
+    model, other = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        state = model.state_dict()
+        for name, values in other.state_dict().items():
+            state[name].lerp_(values, 0.5)
+        model.load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("program", "diagnosis"),
     [
+        (the_best_weights_are_not_copied, NOT_RESTORED),
+        (their_tensors_are_not_copied, NOT_RESTORED),
         (cleared_at_each_micro_batch, LOST),
         (stepped_now_and_then, LOST),
         (second_optimizer_never_steps, LOST),
@@ -354,6 +397,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
     "program",
     [
         plain,
+        the_best_weights_are_copied,
+        weights_are_averaged_in_place,
         accumulated,
         two_networks,
         attacked,

@@ -19,6 +19,9 @@ from traincheck.vocab.builtin_rules import (
     IDLE,
     IN_MODE_AROUND,
     IN_TRAINING_MODE,
+    KEPT_IS_LOADED,
+    KEPT_STATE,
+    KEPT_WEIGHTS,
     LOGITS,
     MEMORY,
     MODE,
@@ -59,6 +62,7 @@ def of_training() -> tuple[Invariant, ...]:
         _rule(Subject(SHUFFLES.object, SHUFFLED), SHUFFLES, ERROR),
         _rule(Subject(UNREAD, FLAGS), UNREAD_IS_READ, ERROR),
         _rule(Subject(WITH_LOGITS, LOGITS), SCORES, ERROR),
+        _rule(Subject(KEPT_WEIGHTS, KEPT_STATE), KEPT_IS_LOADED, ERROR),
         _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
         _rule(Subject(COPIES, DEVICES), SAME_COPIES, ERROR),
     )

@@ -7,12 +7,14 @@ that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/gra
 
 from __future__ import annotations
 
+from traincheck.vocab.demand import CHECKPOINT, KEPT
 from traincheck.vocab.occasion import Property, Subject
 from traincheck.vocab.properties import (
     ARE_USED,
     ARGUMENT_VALUES,
     COPIES_AGREE,
     DIFFERS_BETWEEN_PASSES,
+    IS_LOADED,
     IS_NOT_ZERO,
     IS_READ,
     IS_WRITTEN,
@@ -42,6 +44,12 @@ IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
 FLAGS = "flags"
 """The grain of the rule about flags of modules and parameters."""
+
+KEPT_STATE = "kept state"
+"""The grain of the rule about states that a program keeps."""
+
+KEPT_WEIGHTS = f"{CHECKPOINT}.{KEPT}"
+KEPT_IS_LOADED = Property(IS_LOADED, KEPT_WEIGHTS, "as it was kept")
 
 PRETRAINED = "pretrained"
 LOADED = f"module.{PRETRAINED}"
@@ -85,6 +93,7 @@ _SENTENCES = {
     SAME_COPIES: "all devices that hold a copy of a replicated array hold the same values",
     IN_TRAINING_MODE: "a model that an optimizer updates runs in training mode",
     UNREAD_IS_READ: "a flag that the program sets on a module or a parameter is one that torch reads",
+    KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SCORES: "in the input of binary_cross_entropy_with_logits, no sigmoid or softmax was applied",
     IN_MODE_AROUND: "a layer that a module makes in its forward is in evaluation mode if the module is",

@@ -9,7 +9,10 @@ DIAGNOSIS = Diagnosis(
     slug="load-did-not-restore",
     title="Loading did not restore the saved values",
     problem="After the load, the model holds other values than the loaded checkpoint, or lacks some of its values.",
-    advice=("Compare the names in the checkpoint with the model's. Does strict=False hide a mismatch?",),
+    advice=(
+        "Compare the names in the checkpoint with the model's. Does strict=False hide a mismatch?",
+        "If your program keeps weights in memory, copy them: copy.deepcopy(model.state_dict()).",
+    ),
     explains=(Match(verb=(LIVE_EQUALS_LOADED, IS_LOADED)),),
     priority=7,
     priority_reason="A defect in training itself matters more than what it loaded.",

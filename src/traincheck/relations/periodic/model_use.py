@@ -44,6 +44,9 @@ from traincheck.vocab.builtin_rules import (
     FLAGS,
     IN_MODE_AROUND,
     IN_TRAINING_MODE,
+    KEPT_IS_LOADED,
+    KEPT_STATE,
+    KEPT_WEIGHTS,
     LOADED,
     LOGITS,
     MEMORY,
@@ -217,6 +220,25 @@ class SquashedScores(StatelessPart):
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_calls(subject.api, values=(TENSORS, ROWS))
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
+
+
+class KeptStates(ReadingPart):
+    """States that a program kept, and that are the memory of the model which loads them (kept_states.py)."""
+
+    grain: ClassVar[str] = KEPT_STATE
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for each load that changes nothing."""
+        for reading in window.readings:
+            if named(reading) == KEPT_WEIGHTS:
+                subject, context = Subject(KEPT_WEIGHTS, KEPT_STATE), context_of((), window.stage)
+                note = f"{reading.value} updates have changed the state since state_dict() returned it"
+                outcome, site = outcome_of(KEPT_IS_LOADED, False), site_of(reading)
+                yield Occasion(subject, context, *outcome, reading.seq, (reading.variable,), site=site, note=note)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

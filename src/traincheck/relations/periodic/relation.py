@@ -21,7 +21,13 @@ from traincheck.relations.periodic.backward_before_step import BackwardBeforeSte
 from traincheck.relations.periodic.counters import Counters
 from traincheck.relations.periodic.device_copies import DeviceCopies
 from traincheck.relations.periodic.gradient_use import GradientUse, UnusedGradients
-from traincheck.relations.periodic.model_use import SquashedScores, TrainingMode, Uninitialized, UnreadSettings
+from traincheck.relations.periodic.model_use import (
+    KeptStates,
+    SquashedScores,
+    TrainingMode,
+    Uninitialized,
+    UnreadSettings,
+)
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
 from traincheck.relations.periodic.schedule_length import ScheduleLength
@@ -42,6 +48,7 @@ class Periodic(Composite):
         TrainingMode,
         UnreadSettings,
         SquashedScores,
+        KeptStates,
         Uninitialized,
         DeviceCopies,
         Counters,

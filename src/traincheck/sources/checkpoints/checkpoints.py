@@ -33,10 +33,12 @@ from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import CHECKPOINT, ENTRIES, Demand
-from traincheck.vocab.events import LIFECYCLE, LOADED, PROJECT, SAVED
+from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, Demand
+from traincheck.vocab.events import LIFECYCLE, LOADED, NO_CALL, PROJECT, SAVED, Reading
+from traincheck.vocab.facts import facts
 
 if TYPE_CHECKING:
+    from traincheck.sources.checkpoints.kept_states import KeptStates
     from traincheck.sources.checkpoints.saved_entries import SavedEntries
 
 MAX_STATE_DICT_MODULES = 16
@@ -74,6 +76,7 @@ class CheckpointSource:
         self._depth = _Depth()
         self._updates = 0
         self._returned: dict[int, _ReturnedState] = {}
+        self._kept: KeptStates | None = None
         self._state_dict_modules: dict[int, weakref.ref[nn.Module]] = {}
         self._safetensors = False
 
@@ -86,26 +89,32 @@ class CheckpointSource:
         self._states = SavedStateReadings(self._catalog, demand, recorder)
         self._describes_entries = demand.takes_reading(CHECKPOINT, ENTRIES)
         self._entries: SavedEntries | None = None
+        self._finds_kept = demand.takes_reading(CHECKPOINT, KEPT)
         self._settings = OptimizerReadings(self._catalog, demand, recorder)
         self._undo = undo = UndoStack()
         recorder.after_gap(self.name, self._report_entries_again, undo=undo, repeatable=True)
         self._safetensors = False
         if demand.records_call(SAVE):
             replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
-        if demand.everything or any(api.endswith(".state_dict") for api in demand.calls) or self._wants_saves():
+        saves = demand.everything or any(api.endswith(".state_dict") for api in demand.calls) or self._wants_saves()
+        loads = demand.everything or any(api.endswith(".load_state_dict") for api in demand.calls)
+        if saves or self._finds_kept:
             replace(undo, nn.Module, "state_dict", self._around_state_dict())
-            replace(undo, Optimizer, "state_dict", self._around(self._optimizer_begins, self._optimizer_state_ends))
-        if demand.everything or any(api.endswith(".load_state_dict") for api in demand.calls):
+        if loads or self._finds_kept:
             replace(undo, nn.Module, "load_state_dict", self._around(self._load_begins, self._load_ends))
+        if saves:
+            replace(undo, Optimizer, "state_dict", self._around(self._optimizer_begins, self._optimizer_state_ends))
+        if loads:
             replace(
                 undo,
                 Optimizer,
                 "load_state_dict",
                 self._around(self._optimizer_load_begins, self._optimizer_load_ends),
             )
-        if self._wants_saves():
+        if self._wants_saves() or self._finds_kept:
             stepped = recorder.guarded(self.name, self._stepped, always=True)
             recorder.hooks.add(undo, register_optimizer_step_post_hook(stepped), stepped)
+        if self._wants_saves():
             self._look_for_safetensors()
         return undo
 
@@ -253,6 +262,12 @@ class CheckpointSource:
         if not isinstance(state, dict):
             return
         self._remember(state, module)
+        if self._finds_kept:
+            if self._kept is None:
+                from traincheck.sources.checkpoints.kept_states import KeptStates  # not before the first state
+
+                self._kept = KeptStates()
+            self._kept.add(state, self._updates)
         if call is not None:
             if self._states.should_read:
                 with hidden_from_modes():
@@ -280,6 +295,8 @@ class CheckpointSource:
     ) -> tuple[OpenCall, tuple[nn.Module, Any]] | None:
         call_levels = levels(type(unwrap_compiled(module)), "load_state_dict", nn.Module)
         state = kwargs.get("state_dict", state)
+        if self._kept is not None and self._finds_kept and isinstance(state, dict):
+            self._find_kept(self._kept, module, state)
         if not isinstance(state, dict) or not self._demand.records_call(call_levels):
             return None
         around = self._recorder.innermost_call()
@@ -287,6 +304,16 @@ class CheckpointSource:
             self._recorder.steps.load_begins(self._recorder.next_seq())
         call = self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), context_facts())
         return call, (module, dict(state))
+
+    def _find_kept(self, kept: KeptStates, module: nn.Module, state: dict[str, Any]) -> None:
+        """Report that a state which the program kept shares the memory of the model that loads it."""
+        updates = kept.updates_since(module, state, self._updates)
+        if updates:
+            name, recorder = self._catalog.module_name(module), self._recorder
+            context = facts(site=recorder.sites.here())
+            recorder.record_reading(
+                Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, KEPT, updates, context=context)
+            )
 
     def _load_ends(self, token: tuple[OpenCall, tuple[nn.Module, Any]], result: Any) -> None:
         call, (module, state) = token

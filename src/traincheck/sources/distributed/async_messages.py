@@ -19,11 +19,10 @@ import torch.distributed
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.recording.context_facts import CallContext, call_context_facts
-from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.patches import TensorReference, UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
-from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.sources.tensors.value_facts import readable
 from traincheck.vocab.collectives import STARTED, WAIT
 from traincheck.vocab.demand import CONTENTS, TENSORS, Demand

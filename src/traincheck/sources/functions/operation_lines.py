@@ -22,8 +22,8 @@ import torch
 from traincheck.sources.functions.function_owners import FunctionOwners
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import function_name
+from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.reading import dtype_name
-from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.vocab.bounded_cache import BoundedCache
 
 MAX_TENSORS = 5_000

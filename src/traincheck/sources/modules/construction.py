@@ -21,11 +21,10 @@ from torch.nn.modules.module import register_module_buffer_registration_hook, re
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.live_modules import is_compile_wrapper, plain_name, unwrap_compiled
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.patches import TensorReference, UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import fingerprints, first_elements, hidden_from_modes, local_tensor
 from traincheck.sources.tensors.storages import version_of
-from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.builtin_rules import PARAMETER, UNINITIALISED
 from traincheck.vocab.demand import Demand

@@ -29,14 +29,13 @@ from traincheck.sources.recording.context_facts import (
     result_facts,
 )
 from traincheck.sources.recording.frames import local_values
-from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.patches import UndoStack, hide_references
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.tensors.spread_elements import MEASURED_STEPS
-from traincheck.sources.tensors.tensor_reference import hide_references
 from traincheck.sources.tensors.value_facts import readable_memory
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import kinds_of_module

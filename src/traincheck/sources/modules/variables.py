@@ -19,8 +19,8 @@ from traincheck.sources.modules.live_modules import (
     unwrap_compiled,
     wrapped_model,
 )
+from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.reading import PLAIN, is_empty
-from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.vocab.facts import Facts, FactValue, facts
 
 THIS, OTHER, NOBODY = "this", "other", "none"

@@ -16,10 +16,10 @@ import torch
 
 from traincheck.sources.gradients.gradients import Held
 from traincheck.sources.modules.variables import Variable
+from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.deferred_values import DeferredValue
 from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_fingerprints
 from traincheck.sources.tensors.storages import version_of
-from traincheck.sources.tensors.tensor_reference import TensorReference
 
 Entry = tuple[int, str]
 """The index of a variable among the held ones, and the optimizer's name for the state entry."""

@@ -1,9 +1,25 @@
-"""Patches of torch's functions and methods, which can be removed for a while and are undone at the end."""
+"""Patches of torch's functions and methods, which can be removed for a while and are undone at the end.
+
+Note [References to tensors]
+`torch.utils.swap_tensors` refuses a tensor that has a weak reference. torch swaps parameters in `Module.to` if they are
+of a subclass (quantized or sharded ones), or if the program asks for it. A reference of TrainCheck stays right, because
+a swap keeps the identity of both tensors. So torch does not see it.
+"""
 
 from __future__ import annotations
 
+import types
+import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    _Reference = weakref.ref[torch.Tensor]
+else:
+    _Reference = weakref.ref  # sources are declared where torch is missing
 
 
 class Patch(NamedTuple):
@@ -50,3 +66,29 @@ class UndoStack(ExitStack):
     def _undo(self, patch: Patch) -> None:
         self.patches.remove(patch)
         patch.remove()
+
+
+class TensorReference(_Reference):
+    """A weak reference to a tensor of the program: see Note [References to tensors]."""
+
+    __slots__ = ()
+
+
+def hide_references(undo: UndoStack) -> None:
+    """Let torch not see references of TrainCheck when it asks for those to a tensor, until `undo` is closed."""
+    import torch
+
+    original: types.ModuleType | None = vars(torch.utils).get("weakref")
+    if original is not None:
+        replacement = _without_ours(original)
+        undo.add_patch(Patch(torch.utils, "weakref", original, replacement))
+        torch.utils.weakref = replacement
+
+
+def _without_ours(module: types.ModuleType) -> types.ModuleType:
+    """Return a module that is the same as `weakref`, but that does not list references of TrainCheck."""
+    same = types.ModuleType(module.__name__, module.__doc__)
+    vars(same).update(vars(module))
+    get: Callable[[Any], list[Any]] = module.getweakrefs
+    vars(same)["getweakrefs"] = lambda referent: [ref for ref in get(referent) if type(ref) is not TensorReference]
+    return same

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes, same_bits
-from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.vocab.replayed_computations import BACKWARD, FORWARD, UPDATE
 
 

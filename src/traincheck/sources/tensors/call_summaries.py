@@ -18,6 +18,7 @@ import torch
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.context_facts import result_facts, tensor_facts
 from traincheck.sources.recording.listener import RecorderListener
+from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_arguments import MAX_NESTED_TENSORS as MAX_NESTED_TENSORS
 from traincheck.sources.tensors.call_arguments import PLAIN_TENSORS, add_value, split_arguments
@@ -25,7 +26,6 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.tensors.storages import Storages, version_of
-from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.sources.tensors.value_facts import ValueRequest, readable, readable_memory, value_facts
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import ARGUMENTS, TENSOR_VALUES, TENSORS, Demand

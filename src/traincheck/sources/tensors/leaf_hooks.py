@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from traincheck.sources.tensors.tensor_reference import TensorReference
+from traincheck.sources.recording.patches import TensorReference
 
 
 def register_leaf_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Callable[[], None]:

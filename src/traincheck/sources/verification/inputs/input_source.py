@@ -22,11 +22,10 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.modules import keywords_of_call
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.patches import TensorReference, UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
-from traincheck.sources.tensors.tensor_reference import TensorReference
 from traincheck.sources.verification.experiment_source import ExperimentSource
 from traincheck.sources.verification.inputs.changed_calls import ChangedCall
 from traincheck.sources.verification.inputs.input_changes import AlignedSequences
