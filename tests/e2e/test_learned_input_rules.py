@@ -94,9 +94,12 @@ def check(folder: Path, diagonal: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_shifted_mask_is_found(learned: Path) -> None:
     finding = check(learned, SHIFTED)[0]
-    assert (finding["diagnosis"], finding["severity"]) == ("earlier-output-sees-later-tokens", "error")
+    assert (finding["diagnosis"], finding["severity"]) == ("target-is-not-the-next-token", "error")
     assert finding["variables"] == ["Model.block.attention"]
-    assert finding["observed"].startswith("in step 2, with other tokens from position 8 on, ")
+    assert finding["observed"].startswith("in step 2, the target of an output is the token 1 after its position")
+    rules = [json.loads(line) for line in (learned / "book.jsonl").read_text().splitlines()[1:]]
+    learned_rule = next(rule["id"] for rule in rules if "computation.later_tokens" in json.dumps(rule))
+    assert learned_rule in finding["invariants"]
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_sound_run_is_silent_and_trains_as_without(tmp_path: Path) -> None:
     done, report = replayed(tmp_path)
     assert done.returncode == 0 and report["findings"] == [] and "HASH" in plain.stdout, done.stderr
     assert done.stdout == plain.stdout
-    assert "8 checked (8 passed" in done.stderr, "the six rules about replays, the update and the gradient"
+    assert "9 checked (9 passed" in done.stderr, "rules about replays, the update, the gradient, and mixed samples"
 
 
 @pytest.mark.slow

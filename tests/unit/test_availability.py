@@ -82,8 +82,11 @@ DECLARED = plugins.load(plugins.SOURCE_GROUP, plugins.SOURCES)
 REQUIRED = [name for name, declaration in DECLARED.items() if declaration.required]
 SWITCHABLE = [name for name, declaration in DECLARED.items() if declaration.can_be_switched_off]
 
+NOT_ALONE = ("buffers", "copies")
+"""Buffers are read where other ranks are, and copies of models are compared where a run has a folder."""
 
-@pytest.mark.parametrize("source", [name for name in SWITCHABLE if name != "buffers"])  # buffers need other ranks
+
+@pytest.mark.parametrize("source", [name for name in SWITCHABLE if name not in NOT_ALONE])
 def test_other_events_stay_the_same_without_a_source(source: str, tmp_path: Path, alone: object) -> None:
     assert check_absence(source, lambda: train(tmp_path), TESTS) > 100
 

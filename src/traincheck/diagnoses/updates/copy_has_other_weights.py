@@ -9,7 +9,7 @@ DIAGNOSIS = Diagnosis(
     slug="copy-has-other-weights",
     title="A copy of the model has other weights than in good runs",
     problem="A model that is not trained here has the parameters of the trained model: a reference, a target network, "
-    "or the policy of a rollout worker. In good runs its weights are those of the trained model at another time, so it "
+    "or the policy of a rollout worker. In good runs its weights are those of the trained model at another time. So it "
     "was not updated when it should be, or it was when it should not.",
     advice=(
         "Read the evidence: it says which weights the copy has, and which it has in good runs.",

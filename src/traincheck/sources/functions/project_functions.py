@@ -34,7 +34,7 @@ from traincheck.vocab.events import PROJECT
 from traincheck.vocab.facts import facts
 
 if TYPE_CHECKING:
-    from traincheck.sources.functions.value_forms import ValueForms
+    from traincheck.sources.functions.value_forms import Held, ValueForms
 
 _HIDDEN = ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
 _UNKNOWN: Any = object()
@@ -76,7 +76,7 @@ class _OpenFunction(NamedTuple):
     before: StateBeforeCall | None
     built: weakref.ref[Any] | None = None
     clipping: Clipping | None = None
-    described: dict[str, Any] | None = None
+    described: Held | None = None
 
 
 class _Stack(threading.local):
@@ -187,15 +187,17 @@ class ProjectFunctionSource(RecorderListener):
         call = self._recorder.enter(PROJECT, function.levels, "", call_context_facts(self._call_context))
         before = clipping = None
         forms = self._forms if self._describes and not function.receiver else None
-        describes = forms is not None and forms.should_read(function.levels[0])
+        if forms is not None and not forms.should_read(function.levels[0]):
+            forms = None
         arguments: dict[str, Any] = {}
-        if function.request is not None or function.limit or describes:
+        if function.request is not None or function.limit or forms is not None:
             arguments = local_values(frame, function.arguments)
         if function.request is not None:
             before = self._summaries.record_arguments(call, function.request, (), arguments)
         if function.limit:
             clipping = self._clipping.begins(local_values(frame, (function.limit,)).get(function.limit), arguments)
-        return _OpenFunction(of, call, function, before, built, clipping, arguments if describes else None)
+        described = None if forms is None else forms.hold(arguments)
+        return _OpenFunction(of, call, function, before, built, clipping, described)
 
     def _exceeds_limit(self, function: _ObservedFunction) -> bool:
         """Count a call; return whether the current window has more than `MAX_CALLS` of this function."""

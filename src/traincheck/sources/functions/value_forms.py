@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from torch import nn
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.descriptions import Schedule
+from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.call_arguments import split_arguments
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
@@ -60,6 +61,9 @@ COUNTS = "is the sum of {}"
 
 _CONTEXT = facts(kind=VALUES)
 
+
+Held: TypeAlias = "list[tuple[str, TensorReference]]"
+"""Tensors by their role in a call."""
 
 Connect = Callable[[Callable[[object, object, object], object] | None], object]
 """Gets the function that takes marks of the program, and None at the end."""
@@ -105,7 +109,7 @@ class ValueForms:
         if isinstance(name, str) and isinstance(value, torch.Tensor) and torch._C._current_graph_task_id() < 0:
             mark = f"{MARK}{name}"
             if self.should_read(mark):
-                self.read(NO_CALL, mark, {name: value}, None)
+                self.read(NO_CALL, mark, self.hold({name: value}), None)
 
     def should_read(self, function: str) -> bool:
         """Whether to describe this call of a function."""
@@ -113,9 +117,14 @@ class ValueForms:
         self._calls[key] += 1
         return SCHEDULE.includes(self._calls[key])
 
-    def read(self, call: int, function: str, arguments: Mapping[str, Any], result: Any) -> None:
+    def hold(self, arguments: Mapping[str, Any]) -> Held:
+        """The tensors among the arguments of a call, by weak reference: the program may free them meanwhile."""
+        return [(role, TensorReference(tensor)) for role, tensor in _tensors(arguments).values()]
+
+    def read(self, call: int, function: str, held: Held, result: Any) -> None:
         """Describe what a function got and returned."""
-        tensors = _tensors(arguments)
+        alive = [(role, tensor) for role, reference in held if (tensor := reference()) is not None]
+        tensors = {id(tensor): (role, tensor) for role, tensor in alive}
         tensors = {**tensors, **_tensors({RESULT: result}), **tensors}  # a function may return its argument
         grain = f"{function}{BEFORE_UPDATE if self._before_update else ''}"
         with hidden_from_modes():

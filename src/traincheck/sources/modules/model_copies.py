@@ -108,7 +108,9 @@ class ModelCopies(RecorderListener):
         shared = self._versions is not None and self._versions.look_for_others(search=_is_time(self._updates))
         if not shared and not self._history:
             return
-        for signature, digest in self._trained():
+        with hidden_from_modes():
+            trained = list(self._trained())
+        for signature, digest in trained:
             if shared or signature in self._history:
                 history = self._history.setdefault(signature, {})
                 history[digest] = self._updates
@@ -135,9 +137,14 @@ class ModelCopies(RecorderListener):
     def _begins(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled() or torch.jit.is_tracing():
             return
+        with hidden_from_modes():
+            self._look_at(module)
+
+    def _look_at(self, module: nn.Module) -> None:
+        """Compare a model that is called without gradients, if it or a trained model may have changed."""
         model = wrapped_model(module)
         first = next(model.parameters(), None)
-        if first is None:
+        if first is None or nn.parameter.is_lazy(first):
             return
         name = self._catalog.model_name(model)
         copy = self._copies.get(name)
@@ -199,6 +206,8 @@ def _version(model: nn.Module) -> tuple[str, str] | None:
     """The signature of the parameters of a model, and a digest of their values; None if some cannot be read."""
     with hidden_from_modes():
         named = sorted((plain_name(name), parameter) for name, parameter in model.named_parameters())
+        if any(nn.parameter.is_lazy(parameter) for _, parameter in named):
+            return None
         tensors = [readable(parameter.detach()) for _, parameter in named]
         present = [tensor for tensor in tensors if tensor is not None]
         if not present or len(present) < len(tensors):

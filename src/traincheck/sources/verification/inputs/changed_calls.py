@@ -17,6 +17,7 @@ from torch import nn
 
 from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
+from traincheck.sources.replay.state_snapshot import has_compiled_code
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.verification.inputs.input_changes import CallInputs, InputChange, compare
@@ -48,6 +49,8 @@ class ChangedCall:
             for module in self.call.modules
             if _uses_batch_statistics(module) and getattr(module, "running_mean", None) is not None
         ]
+        if has_compiled_code():  # torch would compile the model again for this mode
+            self._norms = []
         self.keeps_buffers = True
         """Whether the call leaves the buffers of the model as they are; known after an execution."""
 
