@@ -165,9 +165,12 @@ def softmax(shape: str, dim: int, grad: str = "requires_grad") -> str:
 
 def test_a_softmax_needs_more_than_one_logit() -> None:
     several = Property(ARGUMENT_SIZE, "input", SEVERAL)
+    backward = "  lifecycle torch.autograd.backward\n"
     calls = softmax("8,4", -1) + softmax("8,1", -1) + softmax("8,1", 0) + softmax("8,1", 1)
-    assert verdicts(of(calls, Subject(SOFTMAX, "argument")), several) == [True, False, True, False]
-    assert of(softmax("8,1", -1, grad="") + softmax("8,1", 5), Subject(SOFTMAX, "argument")) == []
+    subject = Subject(SOFTMAX, "argument")
+    assert verdicts(of(calls + backward, subject), several) == [True, False, True, False]
+    assert of(softmax("8,1", -1, grad="") + softmax("8,1", 5) + backward, subject) == []
+    assert of(backward + softmax("8,1", -1), subject) == [], "no gradient is lost: text is generated from one token"
 
 
 # -- the calls of a step -----------------------------------------------------------------------------------------------

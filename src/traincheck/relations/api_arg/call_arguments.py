@@ -54,6 +54,15 @@ def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
     return cached
 
 
+def without_gradients(judged: Judged) -> Judged:
+    """What a judgement says of a call that no backward follows: text is generated from a single token, for example."""
+    held, failed = (
+        frozenset(prop for prop in properties if prop.verb != ARGUMENT_SIZE)
+        for properties in (judged.held, judged.failed)
+    )
+    return Judged(judged.context, held, failed)
+
+
 def argument_data_needed(prop: Property) -> set[ValueKind]:
     """The values that sources must read of the calls to judge a property of `judge_arguments`."""
     if prop == SCALED:

@@ -29,14 +29,19 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import ClassVar
 
-from traincheck.relations.api_arg.call_arguments import SCALED, argument_data_needed, judge_arguments
+from traincheck.relations.api_arg.call_arguments import (
+    SCALED,
+    argument_data_needed,
+    judge_arguments,
+    without_gradients,
+)
 from traincheck.relations.api_arg.mode_arguments import ModeArguments
 from traincheck.relations.api_arg.rank_calls import VERBS, RankCalls
 from traincheck.relations.api_arg.reinitialization import Reinitialization
 from traincheck.relations.api_arg.worker_seeds import WorkerSeeds
 from traincheck.relations.base import context_of, short
 from traincheck.relations.comparison import AT_ONCE, common, compare, data_needed, phrase_for, sampled, ways_of
-from traincheck.relations.parts import BACKWARD
+from traincheck.relations.parts import BACKWARD, calls_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
 from traincheck.vocab.facts import value_of
@@ -126,11 +131,14 @@ class APIArg:
     # -- one call --------------------------------------------------------------------------------------------------
 
     def _of_arguments(self, window: Window) -> Iterator[Occasion]:
+        last_backward = max((call.seq for call in calls_of(window, BACKWARD)), default=-1)
         for call, subjects in self._requested_calls(window, ARGUMENT):
             if call.args or call.tensors or call.name == BACKWARD:
                 for subject in subjects:
-                    for context, held, failed in judge_arguments(call, subject.api):
-                        yield Occasion(subject, context_of(context, window.stage), held, failed, call.seq)
+                    for judged in judge_arguments(call, subject.api):
+                        context, held, failed = judged if call.seq <= last_backward else without_gradients(judged)
+                        if held or failed:
+                            yield Occasion(subject, context_of(context, window.stage), held, failed, call.seq)
 
     # -- several calls ---------------------------------------------------------------------------------------------
 
@@ -168,7 +176,8 @@ class APIArg:
         if prop.verb == ARGUMENT_AGREES:
             return ModeArguments.needs(subject, prop)
         data_kinds = {data_needed(prop)} if prop.verb == COMPARES_CALLS else argument_data_needed(prop)
-        return Demand.of_calls(subject.api, values=data_kinds)
+        needed = Demand.of_calls(subject.api, values=data_kinds)
+        return needed | Demand.of_calls(BACKWARD) if prop.verb == ARGUMENT_SIZE else needed
 
     @staticmethod
     def is_optional_practice(prop: Property) -> bool:
