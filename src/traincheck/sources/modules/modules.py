@@ -29,7 +29,7 @@ from traincheck.sources.recording.context_facts import (
     result_facts,
 )
 from traincheck.sources.recording.frames import local_values
-from traincheck.sources.recording.patches import UndoStack, hide_references
+from traincheck.sources.recording.patches import UndoStack, without_our_references
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host, not_equal
@@ -121,7 +121,7 @@ class ModuleSource:
         else:
             self._batches = BatchReadings(demand, recorder)
         undo = UndoStack()
-        hide_references(undo)
+        replace(undo, torch.utils, "weakref", without_our_references)
         recorder.on_detach(undo, self._summaries.forget)
         self._describes_inputs = demand.takes_reading(BATCH, FORM)
         self._measures_outputs = demand.takes_reading(MODEL, MAGNITUDES)

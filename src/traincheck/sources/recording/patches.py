@@ -74,18 +74,7 @@ class TensorReference(_Reference):
     __slots__ = ()
 
 
-def hide_references(undo: UndoStack) -> None:
-    """Let torch not see references of TrainCheck when it asks for those to a tensor, until `undo` is closed."""
-    import torch
-
-    original: types.ModuleType | None = vars(torch.utils).get("weakref")
-    if original is not None:
-        replacement = _without_ours(original)
-        undo.add_patch(Patch(torch.utils, "weakref", original, replacement))
-        torch.utils.weakref = replacement
-
-
-def _without_ours(module: types.ModuleType) -> types.ModuleType:
+def without_our_references(module: types.ModuleType) -> types.ModuleType:
     """Return a module that is the same as `weakref`, but that does not list references of TrainCheck."""
     same = types.ModuleType(module.__name__, module.__doc__)
     vars(same).update(vars(module))

@@ -42,6 +42,7 @@ class ChangedCall:
         self.gradients: dict[int, torch.Tensor] = {}
         """Which positions of an output have a gradient, by the index of its tensor."""
         self.has_gradients = False
+        self._after: tuple[InputChange, list[torch.Tensor]] | None = None
         self.same_batch = same_batch
         """Whether the call before had the same tensor as input: the program trains on one batch."""
         self._norms = [
@@ -96,6 +97,12 @@ class ChangedCall:
         """The outputs of the call with these arguments. Raises CannotReplay."""
         with self._executing(arguments) as tensors:
             return [tensor.detach() for tensor in tensors]
+
+    def outputs_after(self, change: InputChange) -> list[torch.Tensor]:
+        """The outputs of the call after a change; those after the last one are kept. Raises CannotReplay."""
+        if self._after is None or self._after[0] is not change:
+            self._after = change, self.outputs(change.arguments)
+        return self._after[1]
 
     def scores(self, arguments: Any, shift: Shift) -> torch.Tensor | None:
         """Return what the loss compares with its targets, if the call has these arguments. Raises CannotReplay.

@@ -12,7 +12,7 @@ of all others. Where it changes some, samples may compete, as tokens do for expe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -71,11 +71,14 @@ def judge(call: ChangedCall, sequences: AlignedSequences, targets: Sequence[Targ
     aligned = sequences.add(call.inputs, call.shapes)
     yield from _padding_loss(call, aligned)
     shifts = _shifts(call, targets)
-    judging = [(name, partial(_change, call, name, changes)) for name, changes in _changes(call, aligned) if changes]
+    other_sample = call.inputs.other_sample()
+    judging: list[tuple[Experiment, Callable[[], Iterator[Judgement]]]] = []
+    if other_sample is not None and _samples_are_known(call, targets, shifts):
+        judging.append((MIXED_SAMPLES, partial(_mixed_samples, call, targets, other_sample)))
+    changes = _changes(call, aligned, other_sample)
+    judging += [(experiment, partial(_change, call, experiment, some)) for experiment, some in changes if some]
     if shifts:
         judging.append((NEXT_TOKEN, partial(_next_token, call, shifts)))
-    if _samples_are_known(call, targets, shifts):
-        judging.append((MIXED_SAMPLES, partial(_mixed_samples, call, targets)))
     for experiment, judgements in judging:
         if call.unknown:
             yield Judgement(experiment, UNDECIDED, call.unknown)
@@ -86,20 +89,20 @@ def judge(call: ChangedCall, sequences: AlignedSequences, targets: Sequence[Targ
             yield Judgement(experiment, UNDECIDED, f"the call cannot be executed with other inputs: {error}")
 
 
-def _changes(call: ChangedCall, aligned: list[int]) -> Iterator[tuple[Experiment, list[InputChange]]]:
+def _changes(
+    call: ChangedCall, aligned: list[int], other_sample: InputChange | None
+) -> Iterator[tuple[Experiment, list[InputChange]]]:
     inputs = call.inputs
     later = [inputs.later_tokens(index) for index in aligned]
     padding = None if inputs.padding is None else inputs.padding_change(inputs.padding)
-    for experiment, changes in ((SAMPLES, [inputs.other_sample()]), (LATER_TOKENS, later), (PADDING, [padding])):
+    for experiment, changes in ((SAMPLES, [other_sample]), (LATER_TOKENS, later), (PADDING, [padding])):
         yield experiment, [change for change in changes if change is not None]
 
 
 def _change(call: ChangedCall, experiment: Experiment, changes: list[InputChange]) -> Iterator[Judgement]:
     """Yield the judgement of an experiment, which is one about each of several inputs."""
     unit = call.rounding_unit
-    pairs = [
-        (change, compare(call.before, call.outputs(change.arguments), change.constant, unit)) for change in changes
-    ]
+    pairs = [(change, compare(call.before, call.outputs_after(change), change.constant, unit)) for change in changes]
     pairs = [(change, seen) for change, seen in pairs if seen.compared and (seen.effect or not change.expects_effect)]
     if not pairs:
         return
@@ -178,12 +181,11 @@ def _samples_are_known(call: ChangedCall, targets: Sequence[Target], shifts: lis
     return has_targets and inputs.are_of_batch and not call.same_batch
 
 
-def _mixed_samples(call: ChangedCall, targets: Sequence[Target]) -> Iterator[Judgement]:
+def _mixed_samples(call: ChangedCall, targets: Sequence[Target], change: InputChange) -> Iterator[Judgement]:
     """Yield the judgement whether one sample changes the outputs of all others."""
-    change = call.inputs.other_sample()
-    if change is None or call.inputs.batch < MIN_SAMPLES:
+    if call.inputs.batch < MIN_SAMPLES:
         return
-    before, after = call.before, call.outputs(change.arguments)
+    before, after = call.before, call.outputs_after(change)
     if not call.keeps_buffers:
         yield Judgement(MIXED_SAMPLES, UNDECIDED, "the call changes buffers, as running statistics do")
         return
