@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from observed_process import observing
-from traincheck.relations.periodic.model_use import Uninitialized
+from traincheck.relations.periodic.reported_errors import ReportedErrors
 from traincheck.vocab.occasion import Occasion
 
 
@@ -75,7 +75,7 @@ def occasions_after(prepare: Callable[[nn.Module], None], monkeypatch: pytest.Mo
         for _ in range(2):
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
-    relation = Uninitialized()
+    relation = ReportedErrors()
     return [occasion for window in seen.windows for occasion in relation.occasions(window)]
 
 
@@ -97,4 +97,4 @@ def test_a_model_that_was_not_emptied_is_not_spoken_of() -> None:
     with observing() as seen:
         model = Block()
         model(torch.randn(3, 4)).sum().backward()
-    assert not [occasion for window in seen.windows for occasion in Uninitialized().occasions(window)]
+    assert not [occasion for window in seen.windows for occasion in ReportedErrors().occasions(window)]

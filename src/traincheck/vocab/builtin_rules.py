@@ -2,7 +2,7 @@
 
 TrainCheck deploys them with any other rules before the program starts. So they are declared here, without the relations
 that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/gradient_use.py`,
-`relations/periodic/model_use.py`, `relations/periodic/run_totals.py`, `relations/periodic/device_copies.py`).
+`relations/periodic/model_use.py`, `relations/periodic/run_totals.py`, `relations/periodic/reported_errors.py`).
 """
 
 from __future__ import annotations

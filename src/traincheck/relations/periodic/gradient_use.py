@@ -18,12 +18,6 @@ models that load a state, and a parameter counts after two updates. Of several r
 parameters and send it to the others, so the fourth rule needs a single rank. (A part of a model that no optimizer holds
 is no error: some programs train a head alone, and do not freeze the rest.)
 
-Note [Runs without an update]
-A source counts the backwards of a run in which no update used the gradients of a model in training mode. It is an error
-if an optimizer holds the parameters and never stepped, or there is no optimizer. A program that only looks at gradients
-(attribution, adversarial samples, a test of gradients) usually has no optimizer, and its model is in evaluation mode. A
-benchmark of the backward may have it in training mode, so the finding is a notice without an optimizer.
-
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 They are judged if other rules need gradients.
 """
@@ -31,7 +25,6 @@ They are judged if other rules need gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import (
@@ -39,25 +32,19 @@ from traincheck.relations.parts import (
     LOAD,
     UPDATE,
     Part,
-    ReadingPart,
     calls_of,
     in_order,
     loaded_models,
     named,
     number,
-    site_of,
 )
 from traincheck.vocab.builtin_rules import (
     CLIPPED_LAST,
     FLOW,
     GRAD,
-    IDLE,
     IS_PART_OF_ITS_MODEL,
     LOADED,
     SEEN_BY_CLIPPING,
-    UNUSED,
-    USE,
-    USED,
     USED_BEFORE_CLEARED,
     WITH_GRADIENTS_ON,
     sentence_of,
@@ -79,30 +66,6 @@ MAX_VARIABLES = 100_000
 
 _FILLED, _USED, _CLIPPED, _ADDED = 1, 2, 4, 8
 """The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
-
-
-class UnusedGradients(ReadingPart):
-    """Gradients of a run without any update, see Note [Runs without an update]."""
-
-    grain: ClassVar[str] = USE
-
-    def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Yield an occasion for gradients that were not used."""
-        for reading in window.readings:
-            quantity = named(reading)
-            count = number(reading.value) if quantity in (UNUSED, IDLE) else None
-            if count is None:
-                continue
-            note = f"{count:,.0f} backwards ran in this run and no parameter was updated"
-            if quantity == IDLE:
-                note += f"; {reading.variable} holds parameters that got gradients, and it has never stepped"
-            site = site_of(reading)
-            subject, context = Subject(quantity, USE), context_of((), window.stage)
-            yield Occasion(subject, context, *outcome_of(USED, False), reading.seq, site=site, note=note)
-
-    @staticmethod
-    def describe(subject: Subject, prop: Property) -> str:
-        return sentence_of(subject, prop)
 
 
 class GradientUse(Part):

@@ -1,4 +1,4 @@
-"""Check how a program uses its models: in which mode, with which flags, scores and memory.
+"""Check how a program uses its models: in which mode, and with which scores.
 
 Note [The mode of a model]
 In evaluation mode dropout does nothing, and batch normalisation uses statistics that it does not update. A model that
@@ -13,10 +13,8 @@ in a row. A layer with a dropout of its own (`LSTM`, `MultiheadAttention`) is no
 A layer that a module makes in its forward is no part of the module, so `eval()` does not reach it: in an evaluation its
 dropout is active.
 
-Note [Readings that mean an error]
-Sources report flags that nothing reads (sources/modules/unread_settings.py), and parameters that still hold the old
-contents of their memory when the model is first called (sources/modules/construction.py). They see in autograd whether
-a sigmoid or a softmax computed the input of a loss with logits (the fact `squashed`, call_summaries.py).
+A source sees in autograd whether a sigmoid or a softmax computed the input of a loss with logits (the fact `squashed`,
+call_summaries.py).
 
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 """
@@ -24,7 +22,6 @@ The rules need no good run (builtin_rules.py). So an occasion arises only if the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import (
@@ -32,34 +29,22 @@ from traincheck.relations.parts import (
     LOAD,
     UPDATE,
     Part,
-    ReadingPart,
     StatelessPart,
     calls_of,
     loaded_models,
-    named,
-    site_of,
 )
 from traincheck.vocab.builtin_rules import (
-    FIRST_USE,
-    FLAGS,
     IN_MODE_AROUND,
     IN_TRAINING_MODE,
-    KEPT_IS_LOADED,
-    KEPT_STATE,
-    KEPT_WEIGHTS,
     LOADED,
     LOGITS,
-    MEMORY,
     MODE,
     SCORES,
-    UNREAD,
-    UNREAD_IS_READ,
     WITH_LOGITS,
-    WRITTEN,
     sentence_of,
 )
 from traincheck.vocab.demand import ROWS, TENSORS, Demand
-from traincheck.vocab.events import FUNCTION, MODULE, TRAIN, Call, Reading, Window
+from traincheck.vocab.events import FUNCTION, MODULE, TRAIN, Call, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -180,28 +165,6 @@ def _is_in(name: str, model: str) -> bool:
     return name == model or name.startswith(f"{model}.")
 
 
-class UnreadSettings(ReadingPart):
-    """Flags on modules and parameters that nothing reads."""
-
-    grain: ClassVar[str] = FLAGS
-
-    def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Yield an occasion for each attribute that was set in vain."""
-        by_attribute: dict[str, list[Reading]] = {}
-        for reading in window.readings:
-            if named(reading) == UNREAD:
-                by_attribute.setdefault(str(reading.value), []).append(reading)
-        for attribute, readings in by_attribute.items():
-            names = tuple(reading.variable for reading in readings)
-            note = f"the program set {attribute}=False there, and torch reads only requires_grad of parameters"
-            subject, context = Subject(UNREAD, FLAGS), context_of((), window.stage)
-            yield Occasion(subject, context, *outcome_of(UNREAD_IS_READ, False), readings[0].seq, names, note=note)
-
-    @staticmethod
-    def describe(subject: Subject, prop: Property) -> str:
-        return sentence_of(subject, prop)
-
-
 class SquashedScores(StatelessPart):
     """Scores that were squashed before a loss which squashes them by itself."""
 
@@ -220,47 +183,6 @@ class SquashedScores(StatelessPart):
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         return Demand.of_calls(subject.api, values=(TENSORS, ROWS))
-
-    @staticmethod
-    def describe(subject: Subject, prop: Property) -> str:
-        return sentence_of(subject, prop)
-
-
-class KeptStates(ReadingPart):
-    """States that a program kept, and that are the memory of the model which loads them (kept_states.py)."""
-
-    grain: ClassVar[str] = KEPT_STATE
-
-    def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Yield an occasion for each load that changes nothing."""
-        for reading in window.readings:
-            if named(reading) == KEPT_WEIGHTS:
-                subject, context = Subject(KEPT_WEIGHTS, KEPT_STATE), context_of((), window.stage)
-                note = f"{reading.value} updates have changed the state since state_dict() returned it"
-                outcome, site = outcome_of(KEPT_IS_LOADED, False), site_of(reading)
-                yield Occasion(subject, context, *outcome, reading.seq, (reading.variable,), site=site, note=note)
-
-    @staticmethod
-    def describe(subject: Subject, prop: Property) -> str:
-        return sentence_of(subject, prop)
-
-
-class Uninitialized(ReadingPart):
-    """Memory that `Module.to_empty` allocated and nothing wrote before the model computes with it."""
-
-    grain: ClassVar[str] = FIRST_USE
-
-    def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Yield an occasion for each call of `to_empty` after which parameters were not written."""
-        by_site: dict[str, list[Reading]] = {}
-        for reading in window.readings:
-            if named(reading) == MEMORY:
-                by_site.setdefault(site_of(reading), []).append(reading)
-        for site, unwritten in by_site.items():
-            names = tuple(reading.variable for reading in unwritten)
-            note = f"{len(names)} parameters have the contents that to_empty() left in their memory"
-            subject, context = Subject(MEMORY, FIRST_USE), context_of((), window.stage)
-            yield Occasion(subject, context, *outcome_of(WRITTEN, False), unwritten[0].seq, names, site=site, note=note)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

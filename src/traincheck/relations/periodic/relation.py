@@ -3,9 +3,8 @@
 Source: OSDI '25, section 3.2. Its parts:
 * what every step should do (parameter_updates.py and backward_before_step.py);
 * gradients that are always zero (zero_gradients.py), and the way of each gradient to an update (gradient_use.py);
-* the mode, flags, scores and memory of models (model_use.py; here, so that the rules which are always deployed need one
-  relation);
-* copies of an array on several devices (device_copies.py);
+* the mode and the scores of models (model_use.py), and errors that a source has decided (reported_errors.py). They are
+  here, so that the rules which are always deployed need one relation;
 * counters (counters.py) and regular changes (update_intervals.py);
 * passes over data and the end of a schedule (run_totals.py), and whether the two fit together (schedule_length.py).
 
@@ -19,16 +18,10 @@ from typing import ClassVar
 from traincheck.relations.parts import Composite, RelationPart
 from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
 from traincheck.relations.periodic.counters import Counters
-from traincheck.relations.periodic.device_copies import DeviceCopies
-from traincheck.relations.periodic.gradient_use import GradientUse, UnusedGradients
-from traincheck.relations.periodic.model_use import (
-    KeptStates,
-    SquashedScores,
-    TrainingMode,
-    Uninitialized,
-    UnreadSettings,
-)
+from traincheck.relations.periodic.gradient_use import GradientUse
+from traincheck.relations.periodic.model_use import SquashedScores, TrainingMode
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
+from traincheck.relations.periodic.reported_errors import ReportedErrors
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
 from traincheck.relations.periodic.schedule_length import ScheduleLength
 from traincheck.relations.periodic.update_intervals import UpdateIntervals
@@ -43,14 +36,10 @@ class Periodic(Composite):
         ParameterUpdates,
         BackwardBeforeStep,
         ZeroGradients,
-        UnusedGradients,
         GradientUse,
         TrainingMode,
-        UnreadSettings,
         SquashedScores,
-        KeptStates,
-        Uninitialized,
-        DeviceCopies,
+        ReportedErrors,
         Counters,
         UpdateIntervals,
         LoaderPasses,

@@ -1,0 +1,119 @@
+"""Errors that a source has decided by itself: each of their readings is a violation.
+
+A source sees what no event shows: a setting that nothing reads, memory that nothing wrote, an optimizer that lost its
+state. It takes a reading only for an error. The rules need no good run (builtin_rules.py). So an occasion arises only
+if they fail, and nothing is learned from it.
+
+Note [Runs without an update]
+A source counts the backwards of a run in which no update used the gradients of a model in training mode. It is an error
+if an optimizer holds the parameters and never stepped, or there is no optimizer. A program that only looks at gradients
+(attribution, adversarial samples, a test of gradients) usually has no optimizer, and its model is in evaluation mode. A
+benchmark of the backward may have it in training mode, so the finding is a notice without an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import StatelessPart, named, number, site_of
+from traincheck.vocab.builtin_rules import (
+    COPIES,
+    DEVICES,
+    FIRST_USE,
+    FLAGS,
+    IDLE,
+    KEPT_IS_LOADED,
+    KEPT_STATE,
+    KEPT_WEIGHTS,
+    MEMORY,
+    RUN,
+    SAME_COPIES,
+    UNREAD,
+    UNREAD_IS_READ,
+    UNUSED,
+    USE,
+    USED,
+    WRITTEN,
+    sentence_of,
+)
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Reading, Window
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+
+class _Error(NamedTuple):
+    """A kind of error: the grain and the property of its rule, and a note for readings of one site. `is_of_call`: it is
+    found at the call of the reading, not at the reading."""
+
+    grain: str
+    prop: Property
+    note: Callable[[Sequence[Reading]], str] = lambda _: ""
+    is_of_call: bool = False
+
+
+def _unused(readings: Sequence[Reading]) -> str:
+    count = number(readings[0].value) or 0
+    return f"{count:,.0f} backwards ran in this run and no parameter was updated"
+
+
+def _idle(readings: Sequence[Reading]) -> str:
+    holder = readings[0].variable
+    return f"{_unused(readings)}; {holder} holds parameters that got gradients, and it has never stepped"
+
+
+_ERRORS: Mapping[str, _Error] = {
+    UNUSED: _Error(USE, USED, _unused),
+    IDLE: _Error(USE, USED, _idle),
+    UNREAD: _Error(FLAGS, UNREAD_IS_READ, lambda readings: f"torch reads only {readings[0].value}"),
+    KEPT_WEIGHTS: _Error(
+        KEPT_STATE,
+        KEPT_IS_LOADED,
+        lambda readings: f"{readings[0].value} updates have changed the state since state_dict() returned it",
+    ),
+    MEMORY: _Error(
+        FIRST_USE,
+        WRITTEN,
+        lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
+    ),
+    COPIES: _Error(DEVICES, SAME_COPIES, is_of_call=True),
+}
+"""The errors by the quantity of their reading."""
+
+_GRAINS = frozenset(error.grain for error in _ERRORS.values())
+
+
+class ReportedErrors(StatelessPart):
+    """See the module."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for the readings of each error that have one site, call and value."""
+        groups: dict[tuple[str, str, int, object], list[Reading]] = {}
+        for reading in window.readings:
+            if named(reading) in _ERRORS:
+                key = named(reading), site_of(reading), reading.call, reading.value
+                groups.setdefault(key, []).append(reading)
+        for (quantity, site, call, _), readings in groups.items():
+            error = _ERRORS[quantity]
+            yield Occasion(
+                Subject(quantity, error.grain),
+                context_of((), window.stage),
+                *outcome_of(error.prop, False),
+                call if error.is_of_call else readings[0].seq,
+                tuple(reading.variable for reading in readings if reading.kind != RUN),
+                site=site,
+                note=error.note(readings),
+            )
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain in _GRAINS
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand.of_readings(subject.api)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
