@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import traincheck
-from traincheck.reporting.json_report import read_json
-from traincheck.vocab.invariant import ERROR
+from trained_programs import Net, clipped, errors_of, loss_of
 
 LOST = "gradients-lost"
 NOT_CLIPPED = "clipping-has-no-effect"
@@ -28,23 +25,6 @@ SAME_ORDER = "same-order-every-epoch"
 NO_EFFECT = "flag-without-effect"
 NOT_RESTORED = "load-did-not-restore"
 """Diagnoses."""
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head, self.drop = nn.Linear(6, 8), nn.Linear(8, 3), nn.Dropout(0.2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.drop(self.body(x).relu()))
-
-
-def loss_of(model: nn.Module) -> torch.Tensor:
-    return F.cross_entropy(model(torch.randn(9, 6)), torch.arange(9) % 3)
-
-
-def clipped(model: nn.Module) -> None:
-    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
 
 def plain() -> None:
@@ -318,17 +298,6 @@ def layers_in_a_plain_list() -> None:
         optimizer.step()
 
 
-def found(folder: Path, program: Callable[[], None]) -> set[str]:
-    """The diagnoses of a program that is checked against the shipped packs."""
-    torch.manual_seed(0)
-    gc.collect()
-    gc.freeze()  # TrainCheck looks for existing modules: those of other tests would take their names
-    with traincheck.checked(folder / "run", packs="shipped"):
-        program()
-    report = read_json(folder / "run" / "report.json")
-    return {finding.identity for finding in report.findings if finding.severity == ERROR}
-
-
 def keeps_its_best(keep: Callable[[nn.Module], dict[str, torch.Tensor]]) -> None:
     """Train with early stopping: the weights after the second step are loaded at the end."""
     model, best = Net(), dict[str, torch.Tensor]()
@@ -390,7 +359,7 @@ def weights_are_averaged_in_place() -> None:
     ],
 )
 def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[[], None], diagnosis: str) -> None:
-    assert diagnosis in found(tmp_path, program)
+    assert diagnosis in errors_of(tmp_path, program)
 
 
 @pytest.mark.parametrize(
@@ -414,4 +383,4 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
     ],
 )
 def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:
-    assert not found(tmp_path, program)
+    assert not errors_of(tmp_path, program)

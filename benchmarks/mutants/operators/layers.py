@@ -188,7 +188,7 @@ def norm_epsilon_huge(script: Script) -> Mutants:
             yield [script.replace(entry.value, re.sub(r"e-0?", "e", script.source(entry.value)))]
 
 
-@operator("normalization", "parameters-never-updated")
+@operator("normalization", "parameters-never-updated", "layer-never-called")
 def norm_not_applied(script: Script) -> Mutants:
     """A normalization layer is made, but `forward` does not call it."""
     for node in script.walk(ast.Call):

@@ -59,7 +59,7 @@ def samples_cached(script: Script) -> Mutants:
             yield edits
 
 
-@operator("caches")
+@operator("caches", "evaluated-copy-is-stale")
 def stale_copy_evaluated(script: Script) -> Mutants:
     """The evaluation uses a copy of the model from before the training."""
     first = next((entry for entry in script.tree.body if isinstance(entry, ast.Import | ast.ImportFrom)), None)

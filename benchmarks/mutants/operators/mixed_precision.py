@@ -41,7 +41,7 @@ def unscale_missing(script: Script) -> Iterator[Sequence[Edit]]:
             yield [script.remove(statement)]
 
 
-@operator("scaler", "calls-in-wrong-order", "clipping-has-no-effect")
+@operator("scaler", "calls-in-wrong-order", "clipping-has-no-effect", "gradients-still-scaled")
 def unscale_after_clipping(script: Script) -> Iterator[Sequence[Edit]]:
     """Gradients are divided by the scale after they were clipped."""
     for statement in _statements(script, "unscale_"):
@@ -75,7 +75,7 @@ def _in_brackets(script: Script, value: ast.expr) -> str:
     return text if isinstance(value, ast.Name | ast.Attribute | ast.Call) else f"({text})"
 
 
-@operator("scaler")
+@operator("scaler", "gradients-still-scaled")
 def scaled_gradients_applied(script: Script) -> Iterator[Sequence[Edit]]:
     """The optimizer steps with gradients that are still multiplied by the scale of the loss."""
     for step in steps(script):

@@ -285,7 +285,7 @@ def _rate_writes(script: Script) -> Iterator[tuple[ast.Assign, ast.Subscript]]:
             yield node, target
 
 
-@operator("schedule", "scheduler-rate-not-used")
+@operator("schedule", "scheduler-rate-not-used", "flag-without-effect")
 def rate_written_to_unused_attribute(script: Script) -> Iterator[Sequence[Edit]]:
     """The new learning rate is written to `optimizer.lr`, which the optimizer does not read."""
     names = {last_part(entry.name) for entry in optimizers(script)} | {last_part(name) for name, _ in clears(script)}

@@ -223,7 +223,7 @@ def step_of_other_optimizer(script: Script) -> Iterator[Sequence[Edit]]:
             yield [script.replace(step.call.func.value, others[0])]
 
 
-@operator("stepping")
+@operator("stepping", "optimizer-state-lost")
 def optimizer_built_each_epoch(script: Script) -> Iterator[Sequence[Edit]]:
     """The optimizer is built again in each epoch, so its momentum is lost."""
     for optimizer in optimizers(script):

@@ -121,7 +121,7 @@ def deviation_passed_as_mean(script: Script) -> Mutants:
             yield [script.replace(call, f"{script.source(call.func)}({tensor}{script.source(deviation.value)})")]
 
 
-@operator("initialization", "parameters-treated-differently")
+@operator("initialization", "parameters-treated-differently", "layers-start-alike")
 def same_seed_for_each_layer(script: Script) -> Mutants:
     """The seed is set in the constructor of a layer, so all layers start with the same weights."""
     classes = module_classes(script)

@@ -14,11 +14,14 @@ from traincheck.vocab.properties import (
     ARGUMENT_VALUES,
     COPIES_AGREE,
     DIFFERS_BETWEEN_PASSES,
+    DIFFERS_FROM_OTHERS,
+    IS_CURRENT,
     IS_LOADED,
     IS_NOT_ZERO,
     IS_READ,
     IS_WRITTEN,
     RUNS_IN,
+    TAKES_OVER,
 )
 
 STRETCH, USE, FLOW, MODE, FIRST_USE, DEVICES = "stretch", "use", "flow", "mode", "first use", "devices"
@@ -31,6 +34,14 @@ UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
 
 PARAMETER, UNINITIALISED = "parameter", "uninitialised"
 MEMORY = f"{PARAMETER}.{UNINITIALISED}"
+SAME_START = "same_start"
+EQUAL_LAYERS = f"{PARAMETER}.{SAME_START}"
+MODEL, STALE = "model", "stale_copy"
+STALE_COPY = f"{MODEL}.{STALE}"
+UNUSED_LAYERS = "unused_layers"
+UNUSED_LAYER = f"module.{UNUSED_LAYERS}"
+REPLACED = "replaced"
+REPLACED_OPTIMIZER = f"optimizer.{REPLACED}"
 DIFFERENT_COPIES = "different_copies"
 COPIES = f"{PARAMETER}.{DIFFERENT_COPIES}"
 
@@ -42,8 +53,10 @@ CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
 IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
+IS_CALLED = Property(ARE_USED, UNUSED_LAYER, "by the model that makes it")
+AFTER_UNSCALING = Property(ARE_USED, GRAD, "after they are unscaled")
 FLAGS = "flags"
-"""The grain of the rule about flags of modules and parameters."""
+"""The grain of the rules about settings of modules, parameters and optimizers."""
 
 KEPT_STATE = "kept state"
 """The grain of the rule about states that a program keeps."""
@@ -55,8 +68,16 @@ PRETRAINED = "pretrained"
 LOADED = f"module.{PRETRAINED}"
 UNREAD_SETTINGS = "unread_settings"
 UNREAD = f"module.{UNREAD_SETTINGS}"
-UNREAD_IS_READ = Property(IS_READ, UNREAD, "by torch")
+UNREAD_BY_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}"
+UNREAD_IS_READ = Property(IS_READ, "setting", "by torch")
 
+START, EVALUATED, SUCCESSION = "start", "evaluated model", "succession"
+"""The grains of the rules about equal layers of a new model, the model that is evaluated, and an optimizer that
+replaces another."""
+
+STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
+EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
+KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 SHUFFLED = "shuffled pass"
 """The grain of the rule about samplers that shuffle."""
 
@@ -72,9 +93,12 @@ FLOW_OF_GRADIENTS = (
     USED_BEFORE_CLEARED,
     CLIPPED_LAST,
     SEEN_BY_CLIPPING,
-    IS_PART_OF_ITS_MODEL,
-    WITH_GRADIENTS_ON,
+    AFTER_UNSCALING,
 )
+LAYERS = "layers"
+"""The grain of the rules about layers that do not learn."""
+
+LEARNING_OF_LAYERS = (IS_PART_OF_ITS_MODEL, WITH_GRADIENTS_ON, IS_CALLED)
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
 
@@ -92,7 +116,7 @@ _SENTENCES = {
     WRITTEN: "a parameter whose memory to_empty() allocated is initialised or loaded before the model is called",
     SAME_COPIES: "all devices that hold a copy of a replicated array hold the same values",
     IN_TRAINING_MODE: "a model that an optimizer updates runs in training mode",
-    UNREAD_IS_READ: "a flag that the program sets on a module or a parameter is one that torch reads",
+    UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
     KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SCORES: "in the input of binary_cross_entropy_with_logits, no sigmoid or softmax was applied",
@@ -101,6 +125,11 @@ _SENTENCES = {
     CLIPPED_LAST: "no backward adds to a gradient between clipping and the update",
     SEEN_BY_CLIPPING: "clipping sees the gradients that the next update uses",
     IS_PART_OF_ITS_MODEL: "a new layer that a model calls is a part of it, and is updated",
+    IS_CALLED: "a layer with parameters that a module makes is called",
+    AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",
+    STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
+    EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
+    KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }
 """Sentences of rules with a property of their own. The rules with the property USED differ by their subject."""

@@ -6,17 +6,13 @@ cleared. A gradient that leaves this path is lost, in any program:
 * it is cleared, or replaced by that of another backward, before an update used it;
 * a backward adds to it after it was clipped, so the update uses more than the limit allows;
 * clipping sees no gradient, and the next update uses some;
-* a model calls a layer that is no part of it (layers in a plain list), and nothing updates the layer's parameters;
-* a module runs with gradients off, and an optimizer holds its parameters.
+* a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled.
 
 Note [What is meant so]
 Gradients of an attack on the inputs are meant to be lost: the model was called on a leaf that requires a gradient, so
 its backward is left out. A scaler that skips an update uses gradients as well. A program may compute gradients once to
 look at them (a warm-up, an estimate of importance), so a gradient is lost only if it happens in two cycles from update
-to update. Parameters that were loaded may be meant to stay, although nobody said so. So the last two rules leave out
-models that load a state, and a parameter counts after two updates. Of several ranks, each may update a part of the
-parameters and send it to the others, so the fourth rule needs a single rank. (A part of a model that no optimizer holds
-is no error: some programs train a head alone, and do not freeze the rest.)
+to update. (What is wrong with whole layers is judged in model_use.py.)
 
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 They are judged if other rules need gradients.
@@ -29,42 +25,33 @@ from collections.abc import Iterator
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import (
     BACKWARD,
-    LOAD,
     UPDATE,
     Part,
     calls_of,
     in_order,
-    loaded_models,
-    named,
     number,
 )
 from traincheck.vocab.builtin_rules import (
+    AFTER_UNSCALING,
     CLIPPED_LAST,
     FLOW,
     GRAD,
-    IS_PART_OF_ITS_MODEL,
-    LOADED,
     SEEN_BY_CLIPPING,
     USED_BEFORE_CLEARED,
-    WITH_GRADIENTS_ON,
     sentence_of,
 )
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import MODULE, TRAIN, Call, Change, Window
+from traincheck.vocab.events import Call, Change, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 CLIPPING = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
-SCALER = "torch.amp.GradScaler.step"
-RANKS = "run.ranks"
-
-ENOUGH_UPDATES = 2
-"""Updates after which a parameter is judged that none of them has changed."""
+SCALER, SCALE, UNSCALE = (f"torch.amp.GradScaler.{method}" for method in ("step", "scale", "unscale_"))
 
 MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
 
-_FILLED, _USED, _CLIPPED, _ADDED = 1, 2, 4, 8
+_FILLED, _USED, _CLIPPED, _ADDED, _SCALED = 1, 2, 4, 8, 16
 """The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
 
 
@@ -72,8 +59,6 @@ class GradientUse(Part):
     """See the module."""
 
     def __init__(self) -> None:
-        self._loaded: set[str] = set()  # models that load a state; their parameters may be meant to stay
-        self._of_several = False  # whether other ranks may update a parameter and send it
         self._reported: set[tuple[Property, str]] = set()
         self._begin()
 
@@ -82,42 +67,44 @@ class GradientUse(Part):
         self._updates = 0
         self._lost_in: dict[str, int] = {}  # by parameter: the number of updates when its gradient was lost
         self._used: set[str] = set()  # those of them that an update has used since
-        self._idle: dict[str, int] = {}  # parameters without optimizer: the cycles in which they got a gradient
-        self._last_idle: dict[str, int] = {}
-        self._filled: set[str] = set()  # parameters that ever got a gradient
-        self._written: set[str] = set()
-        self._with_gradients: set[str] = set()  # modules that were called with gradients on
-        self._without: set[str] = set()  # and with gradients off
-        self._inside_others: set[str] = set()  # models that were called inside others
         self._empty_clipping: Call | None = None
+        self._scaled_backwards: set[int] = set()  # of this window
+        self._unscalings: list[int] = []  # the positions of those of this window that are still to come
+        self._is_scaled = False  # the program has scaled a loss since the last backward
 
     def forget(self) -> None:
         self._begin()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each gradient that leaves its path, once for each parameter."""
-        self._loaded |= loaded_models(window)
-        self._of_several = self._of_several or any(
-            named(reading) == RANKS and reading.value != 1 for reading in window.readings
-        )
         failures: _Failures = {}
-        self._note_modules(window)
+        self._note_scaling(window)
         for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
             self._follow(window, change, window.variables_at(positions), failures)
         yield from self._judge_clipping(window)
-        if window.stage == TRAIN and self._updates >= ENOUGH_UPDATES:
-            self._judge_parameters(window, failures)
         for (prop, seq), names in failures.items():
             new = tuple(name for name in names if (prop, name) not in self._reported)
             if new and len(self._reported) < MAX_VARIABLES:
                 self._reported.update((prop, name) for name in new)
                 yield _occasion(window, prop, seq, new)
 
+    def _note_scaling(self, window: Window) -> None:
+        """Note which backwards start from a scaled loss, and where gradients are unscaled (also inside a step)."""
+        self._scaled_backwards.clear()
+        self._unscalings = [call.seq for call in calls_of(window, UNSCALE, SCALER)]
+        for call in calls_of(window, SCALE, BACKWARD) if self._is_scaled or window.calls_named.get(SCALE) else ():
+            if call.levels[-1] == BACKWARD and self._is_scaled:
+                self._scaled_backwards.add(call.seq)
+            self._is_scaled = call.levels[-1] == SCALE
+
     # -- gradients -------------------------------------------------------------------------------------------------
 
     def _follow(self, window: Window, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         if change.kind != "parameter":
             return
+        while self._unscalings and self._unscalings[0] < change.seq:
+            del self._unscalings[0]
+            self._flags = {name: flags & ~_SCALED for name, flags in self._flags.items()}
         call = window.by_seq.get(change.call)
         api = call.levels[-1] if call is not None else ""
         if change.attribute == "data":
@@ -133,6 +120,8 @@ class GradientUse(Part):
             self._clear(change, names, failures)
         elif api in CLIPPING:
             for name in names:  # what a backward added before is clipped now
+                if change.changed and self._flags.get(name, 0) & _SCALED:
+                    failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
                 self._flags[name] = self._flags.get(name, 0) & ~_ADDED | (_CLIPPED if change.changed else 0)
 
     def _fill(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
@@ -146,15 +135,7 @@ class GradientUse(Part):
             elif flags & _CLIPPED:
                 flags |= _ADDED
             if len(self._flags) < MAX_VARIABLES:
-                self._filled.add(name)
-                self._flags[name] = flags | _FILLED
-                if (
-                    not is_held
-                    and value_of(change.context, "owned") is True
-                    and self._last_idle.get(name) != self._updates
-                ):
-                    self._last_idle[name] = self._updates
-                    self._idle[name] = self._idle.get(name, 0) + 1
+                self._flags[name] = flags | _FILLED | (_SCALED if change.call in self._scaled_backwards else 0)
 
     def _clear(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         for name in names:
@@ -180,11 +161,11 @@ class GradientUse(Part):
             flags = self._flags.get(name, 0)
             if is_use and flags & _ADDED:
                 failures.setdefault((CLIPPED_LAST, change.call), []).append(name)
+            if is_use and flags & _SCALED:
+                failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
             self._flags[name] = (flags | _USED) & ~(_CLIPPED | _ADDED)
             if name in self._lost_in:
                 self._used.add(name)
-            if change.changed:
-                self._written.add(name)
 
     def _judge_clipping(self, window: Window) -> Iterator[Occasion]:
         for call in calls_of(window, *CLIPPING, UPDATE, SCALER):
@@ -205,66 +186,17 @@ class GradientUse(Part):
                 self._reported.add((SEEN_BY_CLIPPING, clipping.site))
                 yield _occasion(window, SEEN_BY_CLIPPING, call.seq, (), site=clipping.site)
 
-    # -- parameters ------------------------------------------------------------------------------------------------
-
-    def _note_modules(self, window: Window) -> None:
-        if window.stage != TRAIN:
-            return
-        for call in window.calls:
-            if call.kind == MODULE and call.receiver not in self._with_gradients:
-                self._note_owner(call, window)
-                if value_of(call.context, "grad_mode") == "on":
-                    self._with_gradients.add(call.receiver)
-                    self._without.discard(call.receiver)
-                elif len(self._without) < MAX_VARIABLES:
-                    self._without.add(call.receiver)
-
-    def _note_owner(self, call: Call, window: Window) -> None:
-        """Note a model that another one calls: it is no part of it, as layers in a plain list."""
-        around = next((each for each in window.ancestors(call) if each.kind == MODULE), None)
-        if around is not None and _model_of(around.receiver) != _model_of(call.receiver):
-            self._inside_others.add(_model_of(call.receiver))
-
-    def _judge_parameters(self, window: Window, failures: _Failures) -> None:
-        updates = calls_of(window, UPDATE)
-        if not updates:
-            return
-        for name, cycles in ({} if self._of_several else self._idle).items():
-            is_inside = _model_of(name) in self._inside_others
-            if is_inside and cycles >= ENOUGH_UPDATES and name not in self._written and self._is_new(name):
-                failures.setdefault((IS_PART_OF_ITS_MODEL, updates[-1].seq), []).append(name)
-        if not self._without:
-            return
-        for change, positions in window.change_groups:
-            if change.kind != "parameter" or change.attribute != "grad" or change.after != "none":
-                continue
-            call = window.by_seq.get(change.call)
-            if call is None or call.levels[-1] != BACKWARD or value_of(change.context, "held") == "none":
-                continue
-            for name in window.variables_at(positions):
-                if name.rpartition(".")[0] in self._without and name not in self._filled and self._is_new(name):
-                    failures.setdefault((WITH_GRADIENTS_ON, updates[-1].seq), []).append(name)
-
-    def _is_new(self, parameter: str) -> bool:
-        """Whether no state was loaded into the model of a parameter."""
-        return not self._loaded or not ({"", _model_of(parameter)} & self._loaded)
-
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
         return subject.grain == FLOW
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(LOAD, SCALER) | Demand.of_readings(RANKS, LOADED)
+        return Demand.of_calls(SCALER, SCALE, UNSCALE)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return sentence_of(subject, prop)
-
-
-def _model_of(name: str) -> str:
-    """The outermost module of a module or a parameter."""
-    return name.partition(".")[0]
 
 
 def _is_inside(call: Call, api: str, window: Window) -> bool:
@@ -284,6 +216,5 @@ _NOTES = {
     USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
     SEEN_BY_CLIPPING: "clipping saw a norm of zero, and the next update used gradients that are not zero",
-    IS_PART_OF_ITS_MODEL: "a model calls their modules, which are no part of it, and no optimizer holds them",
-    WITH_GRADIENTS_ON: "an optimizer holds these parameters, and their modules were called with gradients off",
+    AFTER_UNSCALING: "a backward of a scaled loss computed these gradients, and nothing has unscaled them",
 }

@@ -19,9 +19,9 @@ from traincheck.relations.parts import Composite, RelationPart
 from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
 from traincheck.relations.periodic.counters import Counters
 from traincheck.relations.periodic.gradient_use import GradientUse
-from traincheck.relations.periodic.model_use import SquashedScores, TrainingMode
+from traincheck.relations.periodic.model_use import LayerUse, SquashedScores, TrainingMode
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
-from traincheck.relations.periodic.reported_errors import ReportedErrors
+from traincheck.relations.periodic.reported_errors import ReplacedOptimizers, ReportedErrors
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
 from traincheck.relations.periodic.schedule_length import ScheduleLength
 from traincheck.relations.periodic.update_intervals import UpdateIntervals
@@ -37,9 +37,11 @@ class Periodic(Composite):
         BackwardBeforeStep,
         ZeroGradients,
         GradientUse,
+        LayerUse,
         TrainingMode,
         SquashedScores,
         ReportedErrors,
+        ReplacedOptimizers,
         Counters,
         UpdateIntervals,
         LoaderPasses,

@@ -17,20 +17,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import StatelessPart, named, number, site_of
+from traincheck.relations.parts import NEXT, UPDATE, Part, StatelessPart, calls_of, named, number, site_of
 from traincheck.vocab.builtin_rules import (
     COPIES,
     DEVICES,
+    EQUAL_LAYERS,
+    EVALUATED,
+    EVALUATES_TRAINED,
     FIRST_USE,
     FLAGS,
     IDLE,
+    KEEPS_STATE,
     KEPT_IS_LOADED,
     KEPT_STATE,
     KEPT_WEIGHTS,
     MEMORY,
+    REPLACED_OPTIMIZER,
     RUN,
     SAME_COPIES,
+    STALE_COPY,
+    START,
+    STARTS_DIFFER,
+    SUCCESSION,
     UNREAD,
+    UNREAD_BY_OPTIMIZER,
     UNREAD_IS_READ,
     UNUSED,
     USE,
@@ -66,7 +76,18 @@ def _idle(readings: Sequence[Reading]) -> str:
 _ERRORS: Mapping[str, _Error] = {
     UNUSED: _Error(USE, USED, _unused),
     IDLE: _Error(USE, USED, _idle),
-    UNREAD: _Error(FLAGS, UNREAD_IS_READ, lambda readings: f"torch reads only {readings[0].value}"),
+    UNREAD: _Error(
+        FLAGS,
+        UNREAD_IS_READ,
+        lambda readings: (
+            f"the program set {readings[0].value}=False there, and torch reads only requires_grad of parameters"
+        ),
+    ),
+    UNREAD_BY_OPTIMIZER: _Error(
+        FLAGS,
+        UNREAD_IS_READ,
+        lambda readings: f"the program set the attribute {readings[0].value}, and the optimizer reads param_groups",
+    ),
     KEPT_WEIGHTS: _Error(
         KEPT_STATE,
         KEPT_IS_LOADED,
@@ -77,11 +98,59 @@ _ERRORS: Mapping[str, _Error] = {
         WRITTEN,
         lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
     ),
+    EQUAL_LAYERS: _Error(
+        START,
+        STARTS_DIFFER,
+        lambda readings: f"{len(readings)} parameters are equal to others, and a constructor sets the seed",
+    ),
+    STALE_COPY: _Error(
+        EVALUATED,
+        EVALUATES_TRAINED,
+        lambda readings: f"it is a copy of {readings[0].value}, which training has changed since",
+    ),
     COPIES: _Error(DEVICES, SAME_COPIES, is_of_call=True),
 }
 """The errors by the quantity of their reading."""
 
 _GRAINS = frozenset(error.grain for error in _ERRORS.values())
+
+
+class ReplacedOptimizers(Part):
+    """Optimizers that replace an equal one without its state (sources/optimizers/replaced_optimizers.py), if both learn
+    from one loader. (With a loader for each task, the program may mean a new beginning.)"""
+
+    def __init__(self) -> None:
+        self._loader = ""
+        self._loaders: dict[str, str] = {}  # by optimizer: the loader of its latest step
+
+    def forget(self) -> None:
+        self._loader = ""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for each such optimizer."""
+        for call in calls_of(window, NEXT, UPDATE):
+            if call.levels[-1] == NEXT:
+                self._loader = call.receiver
+                continue
+            for reading in window.readings_of.get(call.seq, ()):
+                former = str(reading.value)
+                if named(reading) == REPLACED_OPTIMIZER and self._loader and self._loaders.get(former) == self._loader:
+                    subject, note = Subject(REPLACED_OPTIMIZER, SUCCESSION), f"it replaces {former}, and has no state"
+                    context, outcome = context_of((), window.stage), outcome_of(KEEPS_STATE, False)
+                    yield Occasion(subject, context, *outcome, call.seq, (call.receiver,), site=call.site, note=note)
+            self._loaders[call.receiver] = self._loader
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == SUCCESSION
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand.of_calls(UPDATE, NEXT) | Demand.of_readings(subject.api)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
 
 
 class ReportedErrors(StatelessPart):

@@ -24,6 +24,9 @@ MODULE_STATE = SourceDeclaration(
         "module.own_train",
         "module.pretrained",
         "module.unread_settings",
+        "module.unused_layers",
+        "parameter.same_start",
+        "model.stale_copy",
         "buffer.made",
     ),
 )

@@ -11,13 +11,14 @@ from torch import nn
 
 from traincheck.sources.modules.construction import ConstructionReadings
 from traincheck.sources.modules.live_modules import class_of_model, has_parameters, plain_name, wrapped_model
+from traincheck.sources.modules.model_origins import ModelOrigins
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes, shape_of
-from traincheck.vocab.builtin_rules import PRETRAINED, UNREAD_SETTINGS
+from traincheck.vocab.builtin_rules import PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
@@ -62,21 +63,25 @@ class ModuleStateSource:
         self._catalog = catalog
         self._trees: dict[int, _Tree] = {}
         self._construction: ConstructionReadings
+        self._origins: ModelOrigins
 
     def offers(self) -> str | None:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        names = (CLASS, INPUT, PARAMETERS, PRETRAINED, TRAINING, UNREAD_SETTINGS)
+        names = (CLASS, INPUT, PARAMETERS, PRETRAINED, TRAINING, UNREAD_SETTINGS, UNUSED_LAYERS)
         self._attributes = [name for name in names if demand.takes_reading(KIND, name)]
         if recorder.reattaching:
             self._construction.set_demand(demand)
+            self._origins.set_demand(demand)
         else:
             self._construction = ConstructionReadings(self._catalog, demand, recorder)
+            self._origins = ModelOrigins(self.name, self._catalog, demand, recorder)
         undo = UndoStack()
-        if self._attributes or self._construction.enabled:
+        if self._attributes or self._construction.enabled or self._origins.enabled:
             self._construction.attach(undo)
+            self._origins.attach(undo)
             self._calls.add_listener(recorder.guarded(self.name, self._read_module), outermost=True)
             recorder.after_gap(self.name, self._forget_reported, undo=undo, repeatable=True)
         return undo
@@ -93,6 +98,7 @@ class ModuleStateSource:
             tree = self._trees[id(module)] = _Tree(module)
             self._report_first_call(module, args)
         tree.calls += 1
+        self._origins.note_call(module)
         if tree.calls in LOOKS and UNREAD_SETTINGS in self._attributes:
             self._report_unread(module, tree)
         if TRAINING in self._attributes:
@@ -115,6 +121,12 @@ class ModuleStateSource:
         if CLASS in self._attributes:
             self._report(call, name, CLASS, class_name(class_of_model(module)))
         self._construction.report_first_call(module, name, call)
+        self._origins.report_first_call(module, name, call)
+        if UNUSED_LAYERS in self._attributes:
+            from traincheck.sources.modules.unused_layers import unused_layers  # not before the first call of a model
+
+            for layer in unused_layers(module, name):
+                self._report(call, layer, UNUSED_LAYERS, True)
         if PRETRAINED in self._attributes and any(map(_has_origin, module.modules())):
             self._report(call, name, PRETRAINED, True)
         first = next((argument for argument in args if isinstance(argument, torch.Tensor)), None)

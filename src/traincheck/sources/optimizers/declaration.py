@@ -8,6 +8,7 @@ OPTIMIZERS = SourceDeclaration(
     name="optimizers",
     observes="construction, `step` and `zero_grad` of optimizers, with parameters and optimizer state around them",
     absence="No rule is judged: updates end training steps.",
+    readings=("optimizer.replaced", "optimizer.unread_settings"),
     cost="step",
     required=True,
 )

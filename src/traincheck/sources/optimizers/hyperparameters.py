@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.optimizers.running_updates import is_torch_optimizer
 from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import dtype_name, hidden_from_modes, local_tensor
 from traincheck.vocab.bounded_cache import BoundedCache
+from traincheck.vocab.builtin_rules import UNREAD_SETTINGS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
@@ -76,12 +78,14 @@ class OptimizerReadings:
         self._catalog = catalog
         self._recorder = recorder
         self._last_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
+        self._attribute_names: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` requests."""
         self._demand = demand
         self._reads_settings = demand.takes_readings(HYPERPARAMETER)
+        self._reads_unread = demand.takes_reading(OPTIMIZER, UNREAD_SETTINGS)
         self._reads_class = demand.takes_reading(OPTIMIZER, "class")
         self._counters = [name for name in (STEP, LOWEST_STEP) if demand.takes_reading(STATE, name)]
         self._attributes = [name for name in PARAMETER_ATTRIBUTES if demand.takes_reading("parameter", name)]
@@ -106,8 +110,20 @@ class OptimizerReadings:
                 for number, group in enumerate(now):
                     self._report_settings(call, name, number, group, LIVE, last[number] if number < len(last) else {})
                 self._last_settings[optimizer] = now
+        if self._reads_unread and len(optimizer.__dict__) != len(self._attribute_names.get(optimizer, ())):
+            self._report_unread(optimizer, name, call)
         if self._attributes:
             self._read_parameters(call, name)
+
+    def _report_unread(self, optimizer: Any, name: str, call: int) -> None:
+        """Report settings that the program wrote to the optimizer itself, where torch does not read them."""
+        known = self._attribute_names.get(optimizer)
+        self._attribute_names[optimizer] = names = frozenset(optimizer.__dict__)
+        if known is None and not is_torch_optimizer(optimizer):
+            return  # its class may keep its settings there
+        for attribute in sorted(names - (known or frozenset())):
+            if any(attribute in group for group in optimizer.param_groups) and not hasattr(type(optimizer), attribute):
+                self._report(call, name, OPTIMIZER, UNREAD_SETTINGS, attribute, LIVE)
 
     def step_ends(self, optimizer: Any, name: str, call: int) -> None:
         """Read the optimizer's step counters after a step."""

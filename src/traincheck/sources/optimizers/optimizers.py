@@ -20,7 +20,7 @@ from traincheck.sources.distributed.replica_readings import ReplicaReadings
 from traincheck.sources.gradients.gradients import Gradients, Snapshot, summary
 from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.optimizers import parameter_changes
-from traincheck.sources.optimizers.hyperparameters import KEYS, OptimizerReadings, settings
+from traincheck.sources.optimizers.hyperparameters import KEYS, OPTIMIZER, OptimizerReadings, settings
 from traincheck.sources.optimizers.master_copies import MasterCopies
 from traincheck.sources.optimizers.optimizer_state_changes import OptimizerStateChanges, representatives
 from traincheck.sources.optimizers.running_updates import (
@@ -42,13 +42,15 @@ from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.bounded_cache import BoundedCache
+from traincheck.vocab.builtin_rules import REPLACED
 from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
-from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
+from traincheck.vocab.events import LIFECYCLE, TRAIN, Change, Reading
 from traincheck.vocab.facts import Facts, facts, merged
 
 if TYPE_CHECKING:
     from traincheck.sources.optimizers.magnitudes import Magnitudes
     from traincheck.sources.optimizers.model_descriptions import ModelDescriptions
+    from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers
 
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
 
@@ -70,6 +72,7 @@ class OptimizerSource(RecorderListener):
         self._magnitudes: Magnitudes | None = None
         self._state_changes = OptimizerStateChanges()
         self._living: dict[str, weakref.ref[Any]] = {}
+        self._replaced: ReplacedOptimizers | None = None
 
     def offers(self) -> str | None:
         return None
@@ -84,6 +87,7 @@ class OptimizerSource(RecorderListener):
             self._master_copies = MasterCopies(self._gradients, recorder)
         self._describes_models = [name for name in (PARAMETERS, MODULES) if demand.takes_reading(MODEL, name)]
         self._reads_magnitudes = demand.takes_reading(MODEL, MAGNITUDES)
+        self._finds_replaced = demand.takes_reading(OPTIMIZER, REPLACED)
         self._records_steps = demand.has_other_than(COMPUTATION)  # another source records computations
         self._replicas = ReplicaReadings(demand, recorder)
         self._report_master_copies = report = recorder.guarded(self.name, self._master_copies.report)
@@ -94,6 +98,7 @@ class OptimizerSource(RecorderListener):
         recorder.after_gap(self.name, self._report_models_again, undo=undo, repeatable=True)
         recorder.after_gap(self.name, self._catalog.refresh_holders, undo=undo)
         recorder.after_gap(self.name, self._state_changes.forget, undo=undo)
+        recorder.after_gap(self.name, self._forget_replaced, undo=undo)
         recorder.on_detach(undo, self._living.clear)
         begin = recorder.guarded(self.name, self._step_begins, always=True)
         end = recorder.guarded(self.name, self._step_ends, always=True)
@@ -118,6 +123,10 @@ class OptimizerSource(RecorderListener):
         if self._models is not None:
             self._models.forget_reported()
 
+    def _forget_replaced(self) -> None:
+        if self._replaced is not None:
+            self._replaced.forget()
+
     def window_closing(self, cut: Cut) -> None:
         self._report_master_copies(cut.stage)
 
@@ -129,6 +138,8 @@ class OptimizerSource(RecorderListener):
         steps.optimizer_built(name, self._recorder.next_seq())
         gone = self._recorder.guarded(self.name, lambda _: self._optimizer_gone(name))
         self._living[name] = weakref.ref(optimizer, gone)
+        if self._finds_replaced and optimizer.param_groups:
+            self._note_built(optimizer, name)
         call_levels = levels(type(optimizer), "__init__", Optimizer)
         if self._recorder.watching and self._demand.records_call(call_levels):
             with hidden_from_modes():
@@ -143,7 +154,18 @@ class OptimizerSource(RecorderListener):
                     self._replicas.built(held, call.seq)
             self._recorder.leave(call)
 
+    def _note_built(self, optimizer: Any, name: str) -> None:
+        if self._replaced is None:
+            from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers  # not before an optimizer
+
+            self._replaced = ReplacedOptimizers()
+        with hidden_from_modes():
+            built_with = [settings(group) for group in optimizer.param_groups]
+            self._replaced.built(name, optimizer, self._recorder.sites.here(), built_with)
+
     def _optimizer_gone(self, name: str) -> None:
+        if self._replaced is not None:
+            self._replaced.gone(name)
         self._living.pop(name, None)
         self._state_changes.forget_optimizer(name)
         self._recorder.steps.optimizer_gone(name)
@@ -207,6 +229,11 @@ class OptimizerSource(RecorderListener):
             if data and self._replicas.should_read:
                 self._replicas.step_begins(held, data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
+        if self._replaced is not None:
+            former = self._replaced.step_begins(name, optimizer, recorder.steps.passes_ended)
+            if former:
+                seq = recorder.next_seq()
+                recorder.record_reading(Reading(seq, call.seq, name, OPTIMIZER, REPLACED, former))
         if self._describes_models:
             if self._models is None:
                 from traincheck.sources.optimizers.model_descriptions import ModelDescriptions  # not before an update
@@ -268,6 +295,8 @@ class OptimizerSource(RecorderListener):
             if before.magnitudes is not None and self._magnitudes is not None:
                 self._magnitudes.read_after(before.magnitudes, call.seq)
         self._readings.step_ends(optimizer, name, call.seq)
+        if self._replaced is not None:
+            self._replaced.step_ends(name, optimizer)
         self._master_copies.update_ends()
 
     def _record_parameters(self, call: OpenCall, name: str, before: StateBeforeStep) -> None:

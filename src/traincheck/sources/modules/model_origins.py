@@ -1,0 +1,213 @@
+"""Follows where the parameters of a model come from: copies of other parameters, and equal random numbers.
+
+Note [A copy that nobody updates]
+`copy.deepcopy(model)` is a model of its own. A program that evaluates such a copy, and trains the original, reports the
+same figures for ever. A copy is stale if its parameters have the values with which they were copied, an optimizer holds
+the originals, and these have changed. It is an error if an evaluation calls stale copies only: a teacher, a reference
+or an average is called beside the trained model, or follows it.
+
+Note [Layers that start alike]
+A constructor that sets the seed gives each of its layers the same random numbers. Layers with the same weights learn
+the same. They may also be equal on purpose, as copies of one layer. So parameters of a model count if they are equal
+and no copies, and constructors of modules, or functions that `Module.apply` calls, have set one seed repeatedly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from traincheck.sources.base import replace, replace_everywhere, wrapping
+from traincheck.sources.modules.live_modules import plain_name
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.listener import RecorderListener
+from traincheck.sources.recording.patches import TensorReference, UndoStack
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.recording.step_tracker import Cut
+from traincheck.sources.tensors.reading import first_elements, hidden_from_modes, local_tensor, same_bits
+from traincheck.vocab.builtin_rules import MODEL, PARAMETER, SAME_START, STALE
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import EVAL, NO_CALL, Reading
+from traincheck.vocab.facts import facts
+
+MAX_COPIES = 100_000
+"""Copies of parameters that are followed, the first ones."""
+
+ELEMENTS = 64
+"""Elements of a parameter that are compared with later ones."""
+
+ENOUGH_ELEMENTS = 16
+"""Random numbers that are equal in so many elements are no chance."""
+
+_SEEDED = 2
+"""Times that constructors set one seed before layers may be equal because of it."""
+
+
+class _Copied(NamedTuple):
+    """A copy of a parameter, the original, and elements of the copy when it was made."""
+
+    copy: TensorReference
+    original: TensorReference
+    elements: torch.Tensor
+
+
+class ModelOrigins(RecorderListener):
+    """Takes readings of models that start with equal layers, and of stale copies that an evaluation calls."""
+
+    def __init__(self, source: str, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
+        self._source = source
+        self._catalog = catalog
+        self._recorder = recorder
+        self._copies: dict[int, _Copied] = {}
+        self._originals: set[int] = set()
+        self._seeds: Counter[int] = Counter()
+        self._site = ""
+        self._called: dict[str, str] = {}  # models of this window by name, each with the stale one's original or ""
+        self._reported: set[str] = set()
+        self.set_demand(demand)
+
+    def set_demand(self, demand: Demand) -> None:
+        """From now on take the readings that `demand` requests."""
+        self._finds_equal = demand.takes_reading(PARAMETER, SAME_START)
+        self._finds_stale = demand.takes_reading(MODEL, STALE)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any of these readings is requested."""
+        return self._finds_equal or self._finds_stale
+
+    def attach(self, undo: UndoStack) -> None:
+        """Observe copies of parameters, and seeds that constructors set."""
+        if not self.enabled:
+            return
+        guarded = self._recorder.guarded
+        copied = guarded(self._source, self._copied, always=True)
+        replace(
+            undo,
+            nn.Parameter,
+            "__deepcopy__",
+            wrapping(lambda parameter, *_: parameter, copied, lambda parameter: None),
+        )
+        if self._finds_equal:
+            seeded = guarded(self._source, self._seeded, always=True)
+            replace_everywhere(
+                undo,
+                "torch",
+                "manual_seed",
+                wrapping(lambda seed: seed, lambda seed, _: seeded(seed), lambda seed: None),
+            )
+        if self._finds_stale:
+            self._recorder.add_listener(self)
+
+    def _copied(self, original: nn.Parameter, copy: Any) -> None:
+        if len(self._copies) >= MAX_COPIES or copy is original:
+            return
+        with hidden_from_modes():
+            elements = _elements(copy)
+            if elements is not None:
+                key, copies = id(copy), self._copies
+                copies[key] = _Copied(
+                    TensorReference(copy, lambda _: copies.pop(key, None)), TensorReference(original), elements.clone()
+                )
+                self._originals.add(id(original))
+
+    def _seeded(self, seed: Any) -> None:
+        if _is_in_constructor(sys._getframe(1)):
+            self._seeds[int(seed)] += 1
+            self._site = self._site or self._recorder.sites.here()
+
+    # -- layers that start alike -----------------------------------------------------------------------------------
+
+    def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
+        """Report the parameters of a new model that have the same random numbers."""
+        if not self._finds_equal or max(self._seeds.values(), default=0) < _SEEDED:
+            return
+        by_contents: dict[tuple[tuple[int, ...], bytes], list[str]] = {}
+        with hidden_from_modes():
+            for name, parameter in module.named_parameters():
+                if id(parameter) in self._copies or id(parameter) in self._originals:
+                    continue
+                elements = _elements(parameter)
+                if elements is None or elements.numel() < ENOUGH_ELEMENTS or bool((elements == elements[0]).all()):
+                    continue
+                contents = elements.view(torch.uint8).cpu().numpy().tobytes()
+                by_contents.setdefault((tuple(parameter.shape), contents), []).append(plain_name(name))
+        context = facts(site=self._site)
+        for names in by_contents.values():
+            for name in names if len(names) > 1 else ():
+                seq, value = self._recorder.next_seq(), len(names)
+                variable = f"{outermost}.{name}"
+                reading = Reading(seq, call, variable, PARAMETER, SAME_START, value, context=context)
+                self._recorder.record_reading(reading)
+
+    # -- stale copies ----------------------------------------------------------------------------------------------
+
+    def note_call(self, module: nn.Module) -> None:
+        """Note that a model is called."""
+        if not self._copies or not self._finds_stale:
+            return
+        name = self._catalog.module_name(module)
+        if name not in self._called:
+            with hidden_from_modes():
+                self._called[name] = "" if torch.is_grad_enabled() else self._original_of_stale(module)
+
+    def _original_of_stale(self, module: nn.Module) -> str:
+        """The name of the trained model of which a stale copy is one; empty for another model."""
+        self._catalog.refresh_holders()
+        trained, differ = "", False
+        for parameter in module.parameters():
+            copied = self._copies.get(id(parameter))
+            original = None if copied is None else copied.original()
+            if copied is None or original is None or not _equals(parameter, copied.elements):
+                return ""
+            variable = self._catalog.find(original)
+            if variable is not None and variable.holders:
+                trained = trained or variable.name.partition(".")[0]
+                differ = differ or not _equals(original, copied.elements)
+        return trained if differ else ""
+
+    def window_closing(self, cut: Cut) -> None:
+        called = self._called
+        if cut.stage != EVAL or not called or not all(called.values()):
+            return
+        for name, original in called.items():
+            if name not in self._reported:
+                self._reported.add(name)
+                reading = Reading(self._recorder.next_seq(), NO_CALL, name, MODEL, STALE, original)
+                self._recorder.record_reading(reading)
+
+    def window_closed(self, cut: Cut) -> None:
+        self._called = {}
+
+
+def _elements(parameter: torch.Tensor) -> torch.Tensor | None:
+    dense: Any = local_tensor(parameter)
+    if dense is None or not dense.is_floating_point() or not dense.numel():
+        return None
+    elements: torch.Tensor = first_elements(dense).detach()[:ELEMENTS]
+    return elements
+
+
+def _equals(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
+    now = _elements(parameter)
+    return now is not None and now.shape == elements.shape and same_bits(now, elements.to(now.device, now.dtype))
+
+
+def _is_in_constructor(frame: FrameType | None) -> bool:
+    """Whether a frame runs inside the constructor of a module, or a function that `Module.apply` calls."""
+    while frame is not None:
+        code = frame.f_code
+        if code is _APPLY:
+            return True
+        if code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_APPLY = nn.Module.apply.__code__

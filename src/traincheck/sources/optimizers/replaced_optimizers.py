@@ -1,0 +1,110 @@
+"""Finds optimizers that replace an equal one and begin without its state.
+
+A program that builds its optimizer in the loop over epochs loses the momentum at each of them. The optimizer is built
+at the same line, by the same class, with the same settings, for the same parameters. Nothing but the former one has
+changed the parameters, which had a state, and stepped within a single pass over the data. A new phase of training
+has other settings, restores a state or lasts for several passes.
+
+Whether both optimizers learned from one loader is left to the relation (relations/periodic/reported_errors.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from traincheck.sources.recording.patches import TensorReference
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.tensors.storages import version_of
+from traincheck.vocab.facts import FactValue
+
+MAX_SITES = 256
+"""Lines at which optimizers are built that are followed, the first ones."""
+
+
+class _Life:
+    """An optimizer: how it was built, and what its steps so far have shown."""
+
+    __slots__ = ("cls", "first", "has_state", "last", "name", "number", "passes", "settings", "site", "version")
+
+    def __init__(self, name: str, optimizer: Any, site: str, settings: list[dict[str, FactValue]]) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.name, self.cls, self.site, self.settings = name, type(optimizer), site, settings
+        self.number = len(parameters)
+        self.first, self.last = TensorReference(parameters[0]), TensorReference(parameters[-1])
+        self.has_state = False
+        self.passes: set[int] = set()
+        self.version: int | None = None
+
+    def is_succeeded_by(self, other: _Life) -> bool:
+        """Whether another optimizer was built in the same way for the same parameters."""
+        first, last = other.first(), other.last()
+        return (
+            first is not None
+            and (self.cls, self.settings, self.number) == (other.cls, other.settings, other.number)
+            and self.first() is first
+            and self.last() is last
+        )
+
+
+class ReplacedOptimizers:
+    """Follows the optimizers of each line; all methods are called inside `hidden_from_modes()`."""
+
+    def __init__(self) -> None:
+        self._living: dict[str, _Life] = {}
+        self._latest: dict[str, _Life] = {}  # by site: the latest that has stepped
+
+    def forget(self) -> None:
+        """Drop all optimizers, because steps were not observed."""
+        self._living.clear()
+        self._latest.clear()
+
+    def built(self, name: str, optimizer: Any, site: str, settings: list[dict[str, FactValue]]) -> None:
+        """Note an optimizer that was built at a line of the program."""
+        if any(group["params"] for group in optimizer.param_groups) and len(self._living) < MAX_SITES:
+            self._living[name] = _Life(name, optimizer, site, settings)
+
+    def gone(self, name: str) -> None:
+        """An optimizer is gone."""
+        self._living.pop(name, None)
+
+    def step_begins(self, name: str, optimizer: Any, passes: int) -> str:
+        """Return the name of the optimizer that this one replaces without its state, at the first step; otherwise
+        nothing. `passes` over the data have ended so far."""
+        life = self._living.get(name)
+        if life is None or life.passes:
+            if life is not None:
+                life.passes.add(passes)
+            return ""
+        life.passes.add(passes)
+        former = self._latest.get(life.site)
+        if former is None or former is life or optimizer.state or not former.is_succeeded_by(life):
+            return ""
+        first = life.first()
+        unchanged = first is not None and former.version is not None and version_of(first) == former.version
+        lasted_one_pass = len(former.passes) == 1 and passes not in former.passes
+        return former.name if unchanged and lasted_one_pass and former.has_state else ""
+
+    def step_ends(self, name: str, optimizer: Any) -> None:
+        """Note the state that a step leaves."""
+        life = self._living.get(name)
+        if life is None:
+            return
+        first = life.first()
+        life.version = None if first is None else version_of(first)
+        if not life.has_state:
+            life.has_state = _has_state(optimizer)
+        if life.site in self._latest or len(self._latest) < MAX_SITES:
+            self._latest[life.site] = life
+
+
+def _has_state(optimizer: Any) -> bool:
+    """Whether an optimizer keeps numbers for the elements of its parameters."""
+    with hidden_from_modes():
+        return any(
+            isinstance(value, torch.Tensor) and value.dim() > 0
+            for state in optimizer.state.values()
+            if isinstance(state, dict)
+            for value in state.values()
+        )

@@ -1,0 +1,249 @@
+"""Built-in rules about models, optimizers and scalers: real trainings with an error, and such that mean it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from trained_programs import Net, clipped, errors_of, loss_of
+
+NO_EFFECT = "flag-without-effect"
+STILL_SCALED = "gradients-still-scaled"
+NEVER_CALLED = "layer-never-called"
+START_ALIKE = "layers-start-alike"
+STALE_COPY = "evaluated-copy-is-stale"
+STATE_LOST = "optimizer-state-lost"
+"""Diagnoses."""
+
+
+def rate_set(*, on: str = "attribute") -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        if on == "attribute":
+            optimizer.lr = 0.1 / (number + 1)  # type: ignore[attr-defined]
+        else:
+            optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+
+
+def rate_set_in_a_group() -> None:
+    rate_set(on="group")
+
+
+def with_scaler(*, unscales: str = "before clipping", steps: bool = True) -> None:
+    model = Net()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    for _ in range(6):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model)).backward()
+        if unscales == "before clipping":
+            scaler.unscale_(optimizer)
+        if unscales:
+            clipped(model)
+        if steps:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+
+
+def clipped_before_unscaling() -> None:
+    with_scaler(unscales="after clipping")
+
+
+def stepped_without_the_scaler() -> None:
+    with_scaler(unscales="", steps=False)
+
+
+def scaled_and_not_clipped() -> None:
+    with_scaler(unscales="")
+
+
+class WithNorm(Net):
+    """A net that makes a layer; subclasses use it, or do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+
+
+class UsesNorm(WithNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+class UsesNormLater(WithNorm):
+    """A branch that these steps do not take."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x) if len(x) > 100 else x)
+
+
+def trained(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def a_layer_is_not_called() -> None:
+    trained(WithNorm())
+
+
+def a_layer_is_called() -> None:
+    trained(UsesNorm())
+
+
+def a_layer_is_called_later() -> None:
+    trained(UsesNormLater())
+
+
+def a_layer_is_called_from_outside() -> None:
+    model = WithNorm()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(model.norm(torch.randn(9, 6))), torch.arange(9) % 3).backward()
+        optimizer.step()
+
+
+class Seeded(nn.Module):
+    def __init__(self, *, seeds: bool = True) -> None:
+        super().__init__()
+        if seeds:
+            torch.manual_seed(0)
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
+
+
+def stacked(*, blocks: list[nn.Module]) -> None:
+    trained(nn.Sequential(*blocks, nn.Linear(6, 3)))
+
+
+def layers_set_the_seed() -> None:
+    stacked(blocks=[Seeded(), Seeded()])
+
+
+def layers_do_not_set_the_seed() -> None:
+    stacked(blocks=[Seeded(seeds=False), Seeded(seeds=False)])
+
+
+def layers_are_copies() -> None:
+    first = Seeded()
+    stacked(blocks=[first, copy.deepcopy(first), Seeded(seeds=False)])
+
+
+def evaluated(*, copies: bool = True, updates: bool = False) -> None:
+    model = Net()
+    other = copy.deepcopy(model) if copies else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+        if updates:
+            for average, parameter in zip(other.parameters(), model.parameters(), strict=True):
+                average.data.lerp_(parameter.data, 0.1)
+        other.eval()
+        with torch.no_grad():
+            loss_of(other)
+        other.train()
+
+
+def an_average_is_evaluated() -> None:
+    evaluated(updates=True)
+
+
+def the_model_is_evaluated() -> None:
+    evaluated(copies=False)
+
+
+def a_copy_is_evaluated_beside_the_model() -> None:
+    model = Net()
+    first, optimizer = copy.deepcopy(model).eval(), torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        with torch.no_grad():
+            loss_of(model.eval())
+            loss_of(first)
+        model.train()
+
+
+def built_for_each_pass(*, momentum: float = 0.9, new_data: bool = False, passes: int = 1) -> None:
+    model, data = Net(), TensorDataset(torch.randn(40, 6), torch.arange(40) % 3)
+    for _ in range(3):
+        data = TensorDataset(torch.randn(40, 6), torch.arange(40) % 3) if new_data else data
+        loader = DataLoader(data, batch_size=4, shuffle=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        for _ in range(passes):
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+
+def built_for_each_pass_without_momentum() -> None:
+    built_for_each_pass(momentum=0.0)
+
+
+def built_for_each_task() -> None:
+    built_for_each_pass(new_data=True)
+
+
+def built_for_each_phase() -> None:
+    built_for_each_pass(passes=2)
+
+
+@pytest.mark.parametrize(
+    ("program", "diagnosis"),
+    [
+        (rate_set, NO_EFFECT),
+        (clipped_before_unscaling, STILL_SCALED),
+        (stepped_without_the_scaler, STILL_SCALED),
+        (a_layer_is_not_called, NEVER_CALLED),
+        (layers_set_the_seed, START_ALIKE),
+        (evaluated, STALE_COPY),
+        (built_for_each_pass, STATE_LOST),
+    ],
+)
+def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[[], None], diagnosis: str) -> None:
+    assert diagnosis in errors_of(tmp_path, program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        rate_set_in_a_group,
+        with_scaler,
+        scaled_and_not_clipped,
+        a_layer_is_called,
+        a_layer_is_called_later,
+        a_layer_is_called_from_outside,
+        layers_do_not_set_the_seed,
+        layers_are_copies,
+        an_average_is_evaluated,
+        the_model_is_evaluated,
+        a_copy_is_evaluated_beside_the_model,
+        built_for_each_pass_without_momentum,
+        built_for_each_task,
+        built_for_each_phase,
+    ],
+)
+def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:
+    assert not errors_of(tmp_path, program)
