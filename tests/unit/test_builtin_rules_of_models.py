@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trained_programs import Net, clipped, errors_of, loss_of
 
 NO_EFFECT = "flag-without-effect"
+NOT_CAST = "autocast-not-applied"
 STILL_SCALED = "gradients-still-scaled"
 NEVER_CALLED = "layer-never-called"
 START_ALIKE = "layers-start-alike"
@@ -67,6 +68,40 @@ def stepped_without_the_scaler() -> None:
 
 def scaled_and_not_clipped() -> None:
     with_scaler(unscales="")
+
+
+def under_autocast(*, calls_model: bool = True, enabled: bool = True) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        x = torch.randn(9, 6)
+        with torch.autocast("cpu", torch.bfloat16, enabled=calls_model and enabled):
+            scores = model(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = F.cross_entropy(scores, torch.arange(9) % 3)
+        loss.backward()
+        optimizer.step()
+
+
+def only_the_loss_is_under_autocast() -> None:
+    under_autocast(calls_model=False)
+
+
+def autocast_is_disabled() -> None:
+    under_autocast(enabled=False)
+
+
+def a_teacher_is_under_autocast() -> None:
+    model, teacher = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        x = torch.randn(9, 6)
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            target = teacher(x)
+        F.mse_loss(model(x), target.float()).backward()
+        optimizer.step()
 
 
 class WithNorm(Net):
@@ -216,6 +251,7 @@ def built_for_each_phase() -> None:
         (rate_set, NO_EFFECT),
         (clipped_before_unscaling, STILL_SCALED),
         (stepped_without_the_scaler, STILL_SCALED),
+        (only_the_loss_is_under_autocast, NOT_CAST),
         (a_layer_is_not_called, NEVER_CALLED),
         (layers_set_the_seed, START_ALIKE),
         (evaluated, STALE_COPY),
@@ -232,6 +268,9 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         rate_set_in_a_group,
         with_scaler,
         scaled_and_not_clipped,
+        under_autocast,
+        autocast_is_disabled,
+        a_teacher_is_under_autocast,
         a_layer_is_called,
         a_layer_is_called_later,
         a_layer_is_called_from_outside,

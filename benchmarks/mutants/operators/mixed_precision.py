@@ -131,7 +131,7 @@ def _autocasts(script: Script) -> Iterator[tuple[ast.With, ast.Call]]:
                 yield node, call
 
 
-@operator("precision", "setting-changed")
+@operator("precision", "setting-changed", "autocast-not-applied")
 def forward_outside_autocast(script: Script) -> Iterator[Sequence[Edit]]:
     """The forward pass stands before the autocast block, which holds only the loss."""
     for block, _ in _autocasts(script):

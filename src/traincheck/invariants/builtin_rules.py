@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 from traincheck.vocab.builtin_rules import (
+    CASTS,
     COPIES,
     DEVICES,
     EQUAL_LAYERS,
@@ -20,6 +21,7 @@ from traincheck.vocab.builtin_rules import (
     FLOW_OF_GRADIENTS,
     GRAD,
     IDLE,
+    IDLE_AUTOCAST,
     IN_MODE_AROUND,
     IN_TRAINING_MODE,
     KEEPS_STATE,
@@ -33,6 +35,7 @@ from traincheck.vocab.builtin_rules import (
     MODE,
     NOT_ALL_ZERO,
     NOT_ZERO_FOR_LONG,
+    REGION_EFFECT,
     REPLACED_OPTIMIZER,
     SAME_COPIES,
     SCORES,
@@ -78,6 +81,7 @@ def of_training() -> tuple[Invariant, ...]:
         _rule(Subject(KEPT_WEIGHTS, KEPT_STATE), KEPT_IS_LOADED, ERROR),
         _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
         _rule(Subject(EQUAL_LAYERS, START), STARTS_DIFFER, ERROR),
+        _rule(Subject(IDLE_AUTOCAST, REGION_EFFECT), CASTS, ERROR),
         _rule(Subject(STALE_COPY, EVALUATED), EVALUATES_TRAINED, ERROR),
         _rule(Subject(REPLACED_OPTIMIZER, SUCCESSION), KEEPS_STATE, ERROR),
         _rule(Subject(COPIES, DEVICES), SAME_COPIES, ERROR),

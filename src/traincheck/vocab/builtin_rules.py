@@ -15,6 +15,7 @@ from traincheck.vocab.properties import (
     COPIES_AGREE,
     DIFFERS_BETWEEN_PASSES,
     DIFFERS_FROM_OTHERS,
+    HAS_TAKEN_EFFECT,
     IS_CURRENT,
     IS_LOADED,
     IS_NOT_ZERO,
@@ -40,6 +41,8 @@ MODEL, STALE = "model", "stale_copy"
 STALE_COPY = f"{MODEL}.{STALE}"
 UNUSED_LAYERS = "unused_layers"
 UNUSED_LAYER = f"module.{UNUSED_LAYERS}"
+AUTOCAST, IDLE_REGION = "autocast", "idle_region"
+IDLE_AUTOCAST = f"{AUTOCAST}.{IDLE_REGION}"
 REPLACED = "replaced"
 REPLACED_OPTIMIZER = f"optimizer.{REPLACED}"
 DIFFERENT_COPIES = "different_copies"
@@ -77,6 +80,10 @@ replaces another."""
 
 STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
 EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
+REGION_EFFECT = "effect of a region"
+"""The grain of the rule about autocast regions."""
+
+CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 SHUFFLED = "shuffled pass"
 """The grain of the rule about samplers that shuffle."""
@@ -129,6 +136,7 @@ _SENTENCES = {
     AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
+    CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }

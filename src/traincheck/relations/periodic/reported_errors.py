@@ -19,6 +19,7 @@ from typing import NamedTuple
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import NEXT, UPDATE, Part, StatelessPart, calls_of, named, number, site_of
 from traincheck.vocab.builtin_rules import (
+    CASTS,
     COPIES,
     DEVICES,
     EQUAL_LAYERS,
@@ -27,11 +28,13 @@ from traincheck.vocab.builtin_rules import (
     FIRST_USE,
     FLAGS,
     IDLE,
+    IDLE_AUTOCAST,
     KEEPS_STATE,
     KEPT_IS_LOADED,
     KEPT_STATE,
     KEPT_WEIGHTS,
     MEMORY,
+    REGION_EFFECT,
     REPLACED_OPTIMIZER,
     RUN,
     SAME_COPIES,
@@ -102,6 +105,11 @@ _ERRORS: Mapping[str, _Error] = {
         START,
         STARTS_DIFFER,
         lambda readings: f"{len(readings)} parameters are equal to others, and a constructor sets the seed",
+    ),
+    IDLE_AUTOCAST: _Error(
+        REGION_EFFECT,
+        CASTS,
+        lambda _: "the graph of the loss has matrix products in single precision, and no cast",
     ),
     STALE_COPY: _Error(
         EVALUATED,

@@ -11,6 +11,7 @@ import torch
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.gradients.graph_source import GraphSource
+from traincheck.sources.gradients.idle_autocast import IdleAutocast
 from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_compared
 from traincheck.sources.recording.api_names import parameter_names
 from traincheck.sources.recording.context_facts import CallContext, context_facts_with
@@ -18,6 +19,7 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.sources.tensors.reading import NONE, hidden_from_modes
+from traincheck.vocab.builtin_rules import AUTOCAST, IDLE_REGION
 from traincheck.vocab.demand import SCALE, Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, facts, merged
@@ -63,6 +65,7 @@ class AutogradSource:
         self._summaries = summaries
         self._call_context = call_context
         self._manual = ManualUpdates(gradients)
+        self._autocast: IdleAutocast | None = None
 
     def offers(self) -> str | None:
         return None
@@ -82,6 +85,10 @@ class AutogradSource:
         undo = UndoStack()
         guarded = recorder.guarded
         self._manual.attach(undo, demand, recorder)
+        if self._autocast is None and demand.takes_reading(AUTOCAST, IDLE_REGION):
+            self._autocast = IdleAutocast(self.name, recorder)
+        if self._autocast is not None:
+            self._autocast.attach(undo)
         replace(
             undo,
             torch.autograd,
@@ -139,11 +146,14 @@ class AutogradSource:
             create_graph=create_graph,
             within=self._call_context.within,
         )
-        loss = facts(scaled=is_scaled(*args, **kwargs)) if self._values else ()
+        of_loss = facts(scaled=is_scaled(*args, **kwargs)) if self._values else ()
         if self._gradients.has_leaf_input:
-            loss, self._gradients.has_leaf_input = merged(loss, leaf_input=True), False
-        opened = self._enter(BACKWARD, context, snapshot, args, kwargs, loss)
-        self._graphs.describe(args[0] if args else kwargs.get("tensors"), opened.call.seq)
+            of_loss, self._gradients.has_leaf_input = merged(of_loss, leaf_input=True), False
+        opened = self._enter(BACKWARD, context, snapshot, args, kwargs, of_loss)
+        loss = args[0] if args else kwargs.get("tensors")
+        self._graphs.describe(loss, opened.call.seq)
+        if self._autocast is not None:
+            self._autocast.backward_begins(loss, opened.call.seq)
         return opened
 
     def _grad_begins(self, *args: Any, **kwargs: Any) -> _OpenBackward:

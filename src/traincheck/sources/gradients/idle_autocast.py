@@ -1,0 +1,115 @@
+"""Finds autocast regions that have no effect on what is trained.
+
+A program computes its loss inside a region, and the layers of its model outside. So the region has nothing to cast: the
+graph of the loss has matrix products in single precision, and no cast. Only the loss itself must lie in the region, by
+the numbers that autograd gives its operations: another region, for a teacher or an evaluation, does not count.
+
+Known limitations: compiled code and custom functions hide their operations, so nothing is reported of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from traincheck.sources.base import around_block
+from traincheck.sources.recording.context_facts import autocast_dtype
+from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.vocab.builtin_rules import AUTOCAST, IDLE_REGION
+from traincheck.vocab.events import Reading
+from traincheck.vocab.facts import facts
+
+BACKWARDS = 3
+"""Backwards of losses from a region whose graphs are looked at: casts are in each of them, or in none."""
+
+MAX_NODES = 20_000
+"""Larger graphs are left out."""
+
+_CAST = "ToCopyBackward"
+_PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward", "ConvolutionBackward")
+
+
+class _Regions(threading.local):
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.spans: list[tuple[int, int]] = []  # since the last backward
+
+
+class IdleAutocast:
+    """Reports the first such region."""
+
+    def __init__(self, source: str, recorder: Recorder) -> None:
+        self._source = source
+        self._recorder = recorder
+        self._regions = _Regions()
+        self._left = BACKWARDS
+        self._site = ""
+
+    def attach(self, undo: UndoStack) -> None:
+        """Observe regions of autocast."""
+        if not self._left or not hasattr(torch.autograd, "_get_sequence_nr"):
+            return
+        guarded = self._recorder.guarded
+        cls = torch.amp.autocast_mode.autocast
+        around_block(
+            undo,
+            cls,
+            guarded(self._source, self._entered, always=True),
+            guarded(self._source, self._exited, always=True),
+        )
+
+    def _entered(self, region: Any) -> None:
+        if self._left:
+            casts = torch.is_grad_enabled() and autocast_dtype() != "off"
+            self._regions.starts.append(torch.autograd._get_sequence_nr() if casts else -1)
+            self._site = self._recorder.sites.here() if casts else self._site
+
+    def _exited(self, region: Any) -> None:
+        if self._regions.starts:
+            start = self._regions.starts.pop()
+            if start >= 0:
+                self._regions.spans.append((start, torch.autograd._get_sequence_nr()))
+
+    def backward_begins(self, tensors: Any, call: int) -> None:
+        """Look at the graph of a loss that was computed in a region."""
+        spans = self._regions.spans
+        if not spans or not self._left:
+            return
+        self._regions.spans = []
+        several = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
+        with hidden_from_modes():
+            roots = [loss.grad_fn for loss in several if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
+            inside = [root for root in roots if any(start <= root._sequence_nr() < end for start, end in spans)]
+            if not inside:
+                return
+            self._left -= 1
+            is_idle = len(inside) == len(roots) and _has_products_without_casts(roots)
+        if is_idle:
+            self._left = 0
+            seq, context = self._recorder.next_seq(), facts(site=self._site)
+            reading = Reading(seq, call, AUTOCAST, AUTOCAST, IDLE_REGION, True, context=context)
+            self._recorder.record_reading(reading)
+
+
+def _has_products_without_casts(roots: list[Any]) -> bool:
+    """Whether a graph has matrix products in single precision and casts nothing."""
+    waiting, seen, has_products = list(roots), set(roots), False
+    while waiting:
+        node = waiting.pop()
+        name = node.name()
+        if name.startswith(_CAST) or len(seen) > MAX_NODES:
+            return False
+        if name.startswith(_PRODUCTS):
+            metadata = getattr(node, "_input_metadata", ())
+            if not metadata or metadata[0].dtype is not torch.float32:
+                return False
+            has_products = True
+        for taken, _ in node.next_functions:
+            if taken is not None and taken not in seen:
+                seen.add(taken)
+                waiting.append(taken)
+    return has_products
