@@ -16,6 +16,7 @@ from trained_programs import Net, clipped, errors_of, loss_of
 
 NO_EFFECT = "flag-without-effect"
 NOT_CAST = "autocast-not-applied"
+NOT_SCHEDULED = "schedule-does-not-fit-run"
 STILL_SCALED = "gradients-still-scaled"
 NEVER_CALLED = "layer-never-called"
 START_ALIKE = "layers-start-alike"
@@ -102,6 +103,32 @@ def a_teacher_is_under_autocast() -> None:
             target = teacher(x)
         F.mse_loss(model(x), target.float()).backward()
         optimizer.step()
+
+
+def scheduled(*, steps_from: int = 0, passes: int = 3) -> None:
+    model, data = Net(), TensorDataset(torch.randn(40, 6), torch.arange(40) % 3)
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for number in range(passes):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        if number >= steps_from:
+            scheduler.step()
+
+
+def never_scheduled() -> None:
+    scheduled(steps_from=9)
+
+
+def scheduled_late() -> None:
+    scheduled(steps_from=2)
+
+
+def one_pass_without_a_step_of_the_scheduler() -> None:
+    scheduled(steps_from=9, passes=1)
 
 
 class WithNorm(Net):
@@ -252,6 +279,7 @@ def built_for_each_phase() -> None:
         (clipped_before_unscaling, STILL_SCALED),
         (stepped_without_the_scaler, STILL_SCALED),
         (only_the_loss_is_under_autocast, NOT_CAST),
+        (never_scheduled, NOT_SCHEDULED),
         (a_layer_is_not_called, NEVER_CALLED),
         (layers_set_the_seed, START_ALIKE),
         (evaluated, STALE_COPY),
@@ -269,6 +297,9 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         with_scaler,
         scaled_and_not_clipped,
         under_autocast,
+        scheduled,
+        scheduled_late,
+        one_pass_without_a_step_of_the_scheduler,
         autocast_is_disabled,
         a_teacher_is_under_autocast,
         a_layer_is_called,

@@ -41,6 +41,8 @@ MODEL, STALE = "model", "stale_copy"
 STALE_COPY = f"{MODEL}.{STALE}"
 UNUSED_LAYERS = "unused_layers"
 UNUSED_LAYER = f"module.{UNUSED_LAYERS}"
+SCHEDULER, NEVER_STEPPED = "scheduler", "never_stepped"
+UNSTEPPED_SCHEDULER = f"{SCHEDULER}.{NEVER_STEPPED}"
 AUTOCAST, IDLE_REGION = "autocast", "idle_region"
 IDLE_AUTOCAST = f"{AUTOCAST}.{IDLE_REGION}"
 REPLACED = "replaced"
@@ -80,9 +82,10 @@ replaces another."""
 
 STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
 EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
-REGION_EFFECT = "effect of a region"
-"""The grain of the rule about autocast regions."""
+EFFECT = "effect"
+"""The grain of the rules about autocast regions and schedulers."""
 
+IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 SHUFFLED = "shuffled pass"
@@ -136,6 +139,7 @@ _SENTENCES = {
     AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
+    IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",

@@ -173,7 +173,9 @@ VERBS: dict[str, VerbTraits] = {
     TAKES_SOMETHING: VerbTraits("a load finds at least one variable of the model"),
     AGREES_WITH: VerbTraits("an optimizer uses the learning rate that its scheduler set"),
     DOES_NOT_HALVE: VerbTraits("the learning rate does not fall by more than half in the first steps"),
-    HAS_TAKEN_EFFECT: VerbTraits("a custom train() method ran before training, or autocast casts something"),
+    HAS_TAKEN_EFFECT: VerbTraits(
+        "a custom train() method ran before training, autocast casts something, or a scheduler steps"
+    ),
     IS_AS_BUILT: VerbTraits("the attributes of a module are those that its constructor set"),
     IS_UPDATED_BEFORE_USE: VerbTraits("training updates a random buffer before an evaluation uses it"),
     REPEATS: VerbTraits("a step that is executed again gives the same bits"),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.periodic.run_totals import TOTAL
+from traincheck.vocab.builtin_rules import IS_STEPPED
 
 DIAGNOSIS = Diagnosis(
     slug="schedule-does-not-fit-run",
     title="The learning rate schedule does not fit the length of the run",
-    problem="The scheduler was built for another number of steps than the run makes.",
-    advice=("Compare the number of steps that the scheduler was built for with the number of optimizer steps.",),
-    explains=(Match(object=TOTAL),),
+    problem="The scheduler was built for another number of steps than the run makes, or nothing ever stepped it.",
+    advice=(
+        "Compare the number of steps that the scheduler was built for with the number of optimizer steps.",
+        "Check that the loop calls scheduler.step().",
+    ),
+    explains=(Match(object=TOTAL), Match(verb=IS_STEPPED.verb, object=IS_STEPPED.object)),
     priority=8,
     priority_reason="It changes how well a model learns, not whether it learns.",
     example="""\

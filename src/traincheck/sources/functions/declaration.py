@@ -27,6 +27,7 @@ LIFECYCLE = SourceDeclaration(
     name="lifecycle",
     observes="schedulers, gradient scaler, autocast, `no_grad`, and seeds",
     absence="No rule is judged: preconditions rest on these contexts.",
+    readings=("scheduler.never_stepped",),
     required=True,
 )
 

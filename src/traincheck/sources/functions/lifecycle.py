@@ -134,14 +134,20 @@ class LifecycleSource(RecorderListener):
         if recorder.reattaching:
             self._schedules.set_demand(self._demand)
         else:
-            self._schedules = ScheduleReadings(self._demand, recorder)
+            self._schedules = ScheduleReadings(self._catalog, self._demand, recorder)
         readings = self._schedules
+        recorder.at_end(recorder.guarded(self.name, readings.report_unstepped))
 
         def begins(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, Any] | None:
             call_levels = levels(type(scheduler), "step", base)
             optimizer = getattr(scheduler, "optimizer", None)
             # A scheduler takes its first step while it is built; the training loop does not.
-            if optimizer is None or not self._demand.records_call(call_levels) or not _built(scheduler):
+            if optimizer is None or not _built(scheduler):
+                if optimizer is not None:
+                    readings.built(self._name_of(scheduler), self._catalog.add_optimizer(optimizer))
+                return None
+            readings.stepped(optimizer)
+            if not self._demand.records_call(call_levels):
                 return None
             call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scheduler), context_facts())
             return call, scheduler

@@ -1,4 +1,9 @@
-"""Readings of learning rate schedulers: their current rate, their progress, and their announced length."""
+"""Readings of learning rate schedulers: their current rate, their progress, and their announced length.
+
+A scheduler that was built for an optimizer and never stepped is reported at the end of a run, unless another one of the
+same optimizer was stepped, the run was interrupted, or it ended within the first passes over the data. A program may
+begin to step it late.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,18 @@ from typing import Any
 
 import torch
 
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import plain
 from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.recording.run_totals import is_interrupted
 from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.vocab.builtin_rules import NEVER_STEPPED, SCHEDULER
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import ANNOUNCED, LIVE, Reading
+from traincheck.vocab.events import ANNOUNCED, LIVE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
 
-SCHEDULER = "scheduler"
+ENOUGH_PASSES = 2
+"""Passes over data that a run has made before a scheduler should have been stepped: one may be an evaluation."""
 
 TOTALS = ("total_steps", "T_max", "total_iters", "num_training_steps")
 """Names that schedulers use for their total number of steps. Schedulers of torch have it as an attribute; those made of
@@ -30,17 +39,39 @@ _CONTEXT = facts(kind=SCHEDULER)
 class ScheduleReadings:
     """Takes the readings of schedulers at the end of each of their steps."""
 
-    def __init__(self, demand: Demand, recorder: Recorder) -> None:
+    def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
+        self._catalog = catalog
         self._recorder = recorder
+        self._unstepped: dict[str, tuple[str, str]] = {}  # by optimizer: a scheduler, and where it was built
         self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
         recorder.after_gap("lifecycle", self._announced.clear, repeatable=True)
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` requests."""
+        self._reads_unstepped = demand.takes_reading(SCHEDULER, NEVER_STEPPED)
         self._attributes = [
             name for name in ("lr", "last_epoch", "total", "span") if demand.takes_reading(SCHEDULER, name)
         ]
+
+    def built(self, name: str, optimizer: str) -> None:
+        """Note that the program builds a scheduler."""
+        if self._reads_unstepped:
+            self._unstepped[optimizer] = name, self._recorder.sites.here()
+
+    def stepped(self, optimizer: Any) -> None:
+        """Note that the program steps a scheduler of an optimizer."""
+        if self._unstepped:
+            self._unstepped.pop(self._catalog.add_optimizer(optimizer), None)
+
+    def report_unstepped(self) -> None:
+        """Report schedulers that were never stepped, at the end of the run."""
+        if self._recorder.steps.passes_ended < ENOUGH_PASSES or is_interrupted():
+            return
+        for optimizer, (name, site) in self._unstepped.items():
+            seq, context = self._recorder.next_seq(), facts(site=site)
+            reading = Reading(seq, NO_CALL, name, SCHEDULER, NEVER_STEPPED, optimizer, context=context)
+            self._recorder.record_reading(reading)
 
     def step_ends(self, scheduler: Any, name: str, call: int) -> None:
         """Read a scheduler that has just stepped; `call` is the position of that step."""

@@ -41,7 +41,7 @@ class RunSource:
             recorder.record_reading(Reading(recorder.next_seq(), NO_CALL, RUN, RUN, attribute, value, role))
 
         def record_steps() -> None:
-            record(STEPS, recorder.steps.completed, PARTIAL if _is_interrupted() else LIVE)
+            record(STEPS, recorder.steps.completed, PARTIAL if is_interrupted() else LIVE)
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not self._recorded:
@@ -58,7 +58,7 @@ class RunSource:
         return undo
 
 
-def _is_interrupted() -> bool:
+def is_interrupted() -> bool:
     """Whether an exception ends the program or the recording. Python keeps the one that ended the program."""
     return sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
 
