@@ -10,6 +10,7 @@ Whether both optimizers learned from one loader is left to the relation (relatio
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ from traincheck.vocab.facts import FactValue
 MAX_SITES = 256
 """Lines at which optimizers are built that are followed, the first ones."""
 
+_WITH_LAST_STEP = 2
+
 
 class _Life:
-    """An optimizer: how it was built, and what its steps so far have shown."""
+    """An optimizer: how it was built, and what its steps so far have shown. `steps` counts them by the passes over data
+    that had ended."""
 
-    __slots__ = ("cls", "first", "has_state", "last", "name", "number", "passes", "settings", "site", "version")
+    __slots__ = ("cls", "first", "has_state", "last", "name", "number", "settings", "site", "steps", "version")
 
     def __init__(self, name: str, optimizer: Any, site: str, settings: list[dict[str, FactValue]]) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -34,8 +38,12 @@ class _Life:
         self.number = len(parameters)
         self.first, self.last = TensorReference(parameters[0]), TensorReference(parameters[-1])
         self.has_state = False
-        self.passes: set[int] = set()
+        self.steps: Counter[int] = Counter()
         self.version: int | None = None
+
+    def lasted_one_pass(self) -> bool:
+        """Whether the optimizer stepped in a single pass. A loader that fetches ahead ends it before the last step."""
+        return len(self.steps) == 1 or (len(self.steps) == _WITH_LAST_STEP and min(self.steps.values()) == 1)
 
     def is_succeeded_by(self, other: _Life) -> bool:
         """Whether another optimizer was built in the same way for the same parameters."""
@@ -73,18 +81,18 @@ class ReplacedOptimizers:
         """Return the name of the optimizer that this one replaces without its state, at the first step; otherwise
         nothing. `passes` over the data have ended so far."""
         life = self._living.get(name)
-        if life is None or life.passes:
-            if life is not None:
-                life.passes.add(passes)
+        if life is None:
             return ""
-        life.passes.add(passes)
+        life.steps[passes] += 1
+        if life.steps.total() > 1:
+            return ""
         former = self._latest.get(life.site)
         if former is None or former is life or optimizer.state or not former.is_succeeded_by(life):
             return ""
         first = life.first()
         unchanged = first is not None and former.version is not None and version_of(first) == former.version
-        lasted_one_pass = len(former.passes) == 1 and passes not in former.passes
-        return former.name if unchanged and lasted_one_pass and former.has_state else ""
+        in_next_pass = former.lasted_one_pass() and passes > former.steps.most_common(1)[0][0]
+        return former.name if unchanged and in_next_pass and former.has_state else ""
 
     def step_ends(self, name: str, optimizer: Any) -> None:
         """Note the state that a step leaves."""
