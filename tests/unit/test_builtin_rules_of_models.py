@@ -221,8 +221,7 @@ def evaluated(*, copies: bool = True, updates: bool = False) -> None:
             for average, parameter in zip(other.parameters(), model.parameters(), strict=True):
                 average.data.lerp_(parameter.data, 0.1)
         other.eval()
-        with torch.no_grad():
-            loss_of(other)
+        loss_of(other)
         other.train()
 
 

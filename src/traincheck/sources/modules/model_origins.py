@@ -15,6 +15,7 @@ and no copies, and constructors of modules, or functions that `Module.apply` cal
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from types import FrameType
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ class ModelOrigins(RecorderListener):
         self._originals: set[int] = set()
         self._seeds: Counter[int] = Counter()
         self._site = ""
-        self._called: dict[str, str] = {}  # models of this window by name, each with the stale one's original or ""
+        self._called: dict[int, weakref.ref[nn.Module]] = {}  # the models of this window
         self._reported: set[str] = set()
         self.set_demand(demand)
 
@@ -102,6 +103,8 @@ class ModelOrigins(RecorderListener):
                 wrapping(lambda seed: seed, lambda seed, _: seeded(seed), lambda seed: None),
             )
         if self._finds_stale:
+            self._judge_evaluation = guarded(self._source, self._report_stale)
+            self._recorder.at_end(self._judge_evaluation)
             self._recorder.add_listener(self)
 
     def _copied(self, original: nn.Parameter, copy: Any) -> None:
@@ -149,16 +152,11 @@ class ModelOrigins(RecorderListener):
 
     def note_call(self, module: nn.Module) -> None:
         """Note that a model is called."""
-        if not self._copies or not self._finds_stale:
-            return
-        name = self._catalog.module_name(module)
-        if name not in self._called:
-            with hidden_from_modes():
-                self._called[name] = "" if torch.is_grad_enabled() else self._original_of_stale(module)
+        if self._copies and self._finds_stale:
+            self._called.setdefault(id(module), weakref.ref(module))
 
     def _original_of_stale(self, module: nn.Module) -> str:
         """The name of the trained model of which a stale copy is one; empty for another model."""
-        self._catalog.refresh_holders()
         trained, differ = "", False
         for parameter in module.parameters():
             copied = self._copies.get(id(parameter))
@@ -172,10 +170,19 @@ class ModelOrigins(RecorderListener):
         return trained if differ else ""
 
     def window_closing(self, cut: Cut) -> None:
-        called = self._called
-        if cut.stage != EVAL or not called or not all(called.values()):
+        if cut.stage == EVAL and self._called:
+            self._judge_evaluation()
+
+    def _report_stale(self) -> None:
+        """Report the copies of an evaluation, or of what follows the training, that called stale ones only."""
+        models = [module for reference in self._called.values() if (module := reference()) is not None]
+        with hidden_from_modes():
+            self._catalog.refresh_holders()
+            originals = [self._original_of_stale(module) for module in models]
+        if not all(originals):
             return
-        for name, original in called.items():
+        for module, original in zip(models, originals, strict=True):
+            name = self._catalog.module_name(module)
             if name not in self._reported:
                 self._reported.add(name)
                 reading = Reading(self._recorder.next_seq(), NO_CALL, name, MODEL, STALE, original)
