@@ -152,7 +152,7 @@ class AutogradSource:
         opened = self._enter(BACKWARD, context, snapshot, args, kwargs, of_loss)
         loss = args[0] if args else kwargs.get("tensors")
         self._graphs.describe(loss, opened.call.seq)
-        if self._autocast is not None:
+        if self._autocast is not None and self._autocast.has_regions:
             self._autocast.backward_begins(loss, opened.call.seq)
         return opened
 

@@ -40,13 +40,14 @@ class _Regions(threading.local):
 
 
 class IdleAutocast:
-    """Reports the first such region."""
+    """Reports the first such region. `has_regions`: backwards are looked at, because the program uses autocast."""
 
     def __init__(self, source: str, recorder: Recorder) -> None:
         self._source = source
         self._recorder = recorder
         self._regions = _Regions()
         self._left = BACKWARDS
+        self.has_regions = False
         self._site = ""
 
     def attach(self, undo: UndoStack) -> None:
@@ -66,6 +67,7 @@ class IdleAutocast:
         if self._left:
             casts = torch.is_grad_enabled() and autocast_dtype() != "off"
             self._regions.starts.append(torch.autograd._get_sequence_nr() if casts else -1)
+            self.has_regions = self.has_regions or casts
             self._site = self._recorder.sites.here() if casts else self._site
 
     def _exited(self, region: Any) -> None:
@@ -87,9 +89,10 @@ class IdleAutocast:
             if not inside:
                 return
             self._left -= 1
+            self.has_regions = self._left > 0
             is_idle = len(inside) == len(roots) and _has_products_without_casts(roots)
         if is_idle:
-            self._left = 0
+            self._left, self.has_regions = 0, False
             seq, context = self._recorder.next_seq(), facts(site=self._site)
             reading = Reading(seq, call, AUTOCAST, AUTOCAST, IDLE_REGION, True, context=context)
             self._recorder.record_reading(reading)

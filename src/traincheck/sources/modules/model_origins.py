@@ -58,13 +58,16 @@ class _Copied(NamedTuple):
 
 
 class ModelOrigins(RecorderListener):
-    """Takes readings of models that start with equal layers, and of stale copies that an evaluation calls."""
+    """Takes readings of models that start with equal layers, and of stale copies that an evaluation calls.
+
+    `copies` are the copies of parameters by id. While there are none, calls of models need not be noted.
+    """
 
     def __init__(self, source: str, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
         self._source = source
         self._catalog = catalog
         self._recorder = recorder
-        self._copies: dict[int, _Copied] = {}
+        self.copies: dict[int, _Copied] = {}
         self._originals: set[int] = set()
         self._seeds: Counter[int] = Counter()
         self._site = ""
@@ -105,19 +108,19 @@ class ModelOrigins(RecorderListener):
         if self._finds_stale:
             self._judge_evaluation = guarded(self._source, self._report_stale)
             self._recorder.at_end(self._judge_evaluation)
-            self._recorder.add_listener(self)
 
     def _copied(self, original: nn.Parameter, copy: Any) -> None:
-        if len(self._copies) >= MAX_COPIES or copy is original:
+        if len(self.copies) >= MAX_COPIES or copy is original:
             return
         with hidden_from_modes():
             elements = _elements(copy)
             if elements is not None:
-                key, copies = id(copy), self._copies
+                key, copies = id(copy), self.copies
                 copies[key] = _Copied(
                     TensorReference(copy, lambda _: copies.pop(key, None)), TensorReference(original), elements.clone()
                 )
                 self._originals.add(id(original))
+                self._recorder.add_listener(self)
 
     def _seeded(self, seed: Any) -> None:
         if _is_in_constructor(sys._getframe(1)):
@@ -133,7 +136,7 @@ class ModelOrigins(RecorderListener):
         by_contents: dict[tuple[tuple[int, ...], bytes], list[str]] = {}
         with hidden_from_modes():
             for name, parameter in module.named_parameters():
-                if id(parameter) in self._copies or id(parameter) in self._originals:
+                if id(parameter) in self.copies or id(parameter) in self._originals:
                     continue
                 elements = _elements(parameter)
                 if elements is None or elements.numel() < ENOUGH_ELEMENTS or bool((elements == elements[0]).all()):
@@ -151,15 +154,15 @@ class ModelOrigins(RecorderListener):
     # -- stale copies ----------------------------------------------------------------------------------------------
 
     def note_call(self, module: nn.Module) -> None:
-        """Note that a model is called."""
-        if self._copies and self._finds_stale:
+        """Note that a model is called, where there are copies."""
+        if self._finds_stale:
             self._called.setdefault(id(module), weakref.ref(module))
 
     def _original_of_stale(self, module: nn.Module) -> str:
         """The name of the trained model of which a stale copy is one; empty for another model."""
         trained, differ = "", False
         for parameter in module.parameters():
-            copied = self._copies.get(id(parameter))
+            copied = self.copies.get(id(parameter))
             original = None if copied is None else copied.original()
             if copied is None or original is None or not _equals(parameter, copied.elements):
                 return ""
@@ -172,6 +175,7 @@ class ModelOrigins(RecorderListener):
     def window_closing(self, cut: Cut) -> None:
         if cut.stage == EVAL and self._called:
             self._judge_evaluation()
+        self._called = {}
 
     def _report_stale(self) -> None:
         """Report the copies of an evaluation, or of what follows the training, that called stale ones only."""
@@ -187,9 +191,6 @@ class ModelOrigins(RecorderListener):
                 self._reported.add(name)
                 reading = Reading(self._recorder.next_seq(), NO_CALL, name, MODEL, STALE, original)
                 self._recorder.record_reading(reading)
-
-    def window_closed(self, cut: Cut) -> None:
-        self._called = {}
 
 
 def _elements(parameter: torch.Tensor) -> torch.Tensor | None:

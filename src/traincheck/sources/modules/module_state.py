@@ -98,7 +98,8 @@ class ModuleStateSource:
             tree = self._trees[id(module)] = _Tree(module)
             self._report_first_call(module, args)
         tree.calls += 1
-        self._origins.note_call(module)
+        if self._origins.copies:
+            self._origins.note_call(module)
         if tree.calls in LOOKS and UNREAD_SETTINGS in self._attributes:
             self._report_unread(module, tree)
         if TRAINING in self._attributes:

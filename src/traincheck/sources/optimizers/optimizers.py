@@ -163,6 +163,14 @@ class OptimizerSource(RecorderListener):
             built_with = [settings(group) for group in optimizer.param_groups]
             self._replaced.built(name, optimizer, self._recorder.sites.here(), built_with)
 
+    def _report_replaced(self, optimizer: Any, name: str, call: int) -> None:
+        assert self._replaced is not None
+        with hidden_from_modes():
+            former = self._replaced.first_step_begins(name, optimizer, self._recorder.steps.passes_ended)
+        if former:
+            reading = Reading(self._recorder.next_seq(), call, name, OPTIMIZER, REPLACED, former)
+            self._recorder.record_reading(reading)
+
     def _optimizer_gone(self, name: str) -> None:
         if self._replaced is not None:
             self._replaced.gone(name)
@@ -229,11 +237,8 @@ class OptimizerSource(RecorderListener):
             if data and self._replicas.should_read:
                 self._replicas.step_begins(held, data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
-        if self._replaced is not None:
-            former = self._replaced.step_begins(name, optimizer, recorder.steps.passes_ended)
-            if former:
-                seq = recorder.next_seq()
-                recorder.record_reading(Reading(seq, call.seq, name, OPTIMIZER, REPLACED, former))
+        if self._replaced is not None and name in self._replaced.unstepped:
+            self._report_replaced(optimizer, name, call.seq)
         if self._describes_models:
             if self._models is None:
                 from traincheck.sources.optimizers.model_descriptions import ModelDescriptions  # not before an update
@@ -288,6 +293,8 @@ class OptimizerSource(RecorderListener):
         """Read parameters and state after a step."""
         with hidden_from_modes():
             before.negligible = negligible_gradients(optimizer, before.held)
+            if self._replaced is not None:
+                self._replaced.step_ends(name, optimizer, self._recorder.steps.passes_ended)
             if before.parameters:
                 self._record_parameters(call, name, before)
             if before.state_indices:
@@ -295,8 +302,6 @@ class OptimizerSource(RecorderListener):
             if before.magnitudes is not None and self._magnitudes is not None:
                 self._magnitudes.read_after(before.magnitudes, call.seq)
         self._readings.step_ends(optimizer, name, call.seq)
-        if self._replaced is not None:
-            self._replaced.step_ends(name, optimizer)
         self._master_copies.update_ends()
 
     def _record_parameters(self, call: OpenCall, name: str, before: StateBeforeStep) -> None:

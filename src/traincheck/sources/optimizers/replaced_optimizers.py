@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from traincheck.sources.recording.patches import TensorReference
-from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.facts import FactValue
 
@@ -57,14 +56,19 @@ class _Life:
 
 
 class ReplacedOptimizers:
-    """Follows the optimizers of each line; all methods are called inside `hidden_from_modes()`."""
+    """Follows the optimizers of each line; all methods are called inside `hidden_from_modes()`.
+
+    `unstepped` are the names of those that have not stepped.
+    """
 
     def __init__(self) -> None:
+        self.unstepped: set[str] = set()
         self._living: dict[str, _Life] = {}
         self._latest: dict[str, _Life] = {}  # by site: the latest that has stepped
 
     def forget(self) -> None:
         """Drop all optimizers, because steps were not observed."""
+        self.unstepped.clear()
         self._living.clear()
         self._latest.clear()
 
@@ -72,47 +76,48 @@ class ReplacedOptimizers:
         """Note an optimizer that was built at a line of the program."""
         if any(group["params"] for group in optimizer.param_groups) and len(self._living) < MAX_SITES:
             self._living[name] = _Life(name, optimizer, site, settings)
+            self.unstepped.add(name)
 
     def gone(self, name: str) -> None:
         """An optimizer is gone."""
         self._living.pop(name, None)
+        self.unstepped.discard(name)
 
-    def step_begins(self, name: str, optimizer: Any, passes: int) -> str:
-        """Return the name of the optimizer that this one replaces without its state, at the first step; otherwise
-        nothing. `passes` over the data have ended so far."""
+    def first_step_begins(self, name: str, optimizer: Any, passes: int) -> str:
+        """Return the name of the optimizer that this one replaces without its state; otherwise nothing. `passes` over
+        the data have ended so far."""
+        self.unstepped.discard(name)
         life = self._living.get(name)
-        if life is None:
-            return ""
-        life.steps[passes] += 1
-        if life.steps.total() > 1:
-            return ""
-        former = self._latest.get(life.site)
-        if former is None or former is life or optimizer.state or not former.is_succeeded_by(life):
+        former = None if life is None else self._latest.get(life.site)
+        if life is None or former is None or optimizer.state or not former.is_succeeded_by(life):
             return ""
         first = life.first()
         unchanged = first is not None and former.version is not None and version_of(first) == former.version
         in_next_pass = former.lasted_one_pass() and passes > former.steps.most_common(1)[0][0]
         return former.name if unchanged and in_next_pass and former.has_state else ""
 
-    def step_ends(self, name: str, optimizer: Any) -> None:
+    def step_ends(self, name: str, optimizer: Any, passes: int) -> None:
         """Note the state that a step leaves."""
         life = self._living.get(name)
         if life is None:
             return
-        first = life.first()
-        life.version = None if first is None else version_of(first)
-        if not life.has_state:
+        if not life.steps:
             life.has_state = _has_state(optimizer)
-        if life.site in self._latest or len(self._latest) < MAX_SITES:
-            self._latest[life.site] = life
+            if life.site in self._latest or len(self._latest) < MAX_SITES:
+                self._latest[life.site] = life
+        life.steps[passes] += 1
+        first = life.first()
+        try:  # this runs in each step
+            life.version = None if first is None else first._version
+        except RuntimeError:
+            life.version = None
 
 
 def _has_state(optimizer: Any) -> bool:
     """Whether an optimizer keeps numbers for the elements of its parameters."""
-    with hidden_from_modes():
-        return any(
-            isinstance(value, torch.Tensor) and value.dim() > 0
-            for state in optimizer.state.values()
-            if isinstance(state, dict)
-            for value in state.values()
-        )
+    return any(
+        isinstance(value, torch.Tensor) and value.dim() > 0
+        for state in optimizer.state.values()
+        if isinstance(state, dict)
+        for value in state.values()
+    )
