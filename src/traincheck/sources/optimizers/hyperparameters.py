@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.optimizers.running_updates import is_torch_optimizer
 from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
@@ -119,7 +118,7 @@ class OptimizerReadings:
         """Report settings that the program wrote to the optimizer itself, where torch does not read them."""
         known = self._attribute_names.get(optimizer)
         self._attribute_names[optimizer] = names = frozenset(optimizer.__dict__)
-        if known is None and not is_torch_optimizer(optimizer):
+        if known is None and not type(optimizer).__module__.startswith("torch.optim."):
             return  # its class may keep its settings there
         for attribute in sorted(names - (known or frozenset())):
             if any(attribute in group for group in optimizer.param_groups) and not hasattr(type(optimizer), attribute):
