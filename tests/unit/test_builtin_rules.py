@@ -272,6 +272,18 @@ def frozen_in_vain(*, misspells: bool = False, freezes: bool = False) -> None:
         optimizer.step()
 
 
+def frozen_in_vain_between_passes() -> None:
+    model, data = Net(), TensorDataset(torch.randn(160, 6), torch.arange(160) % 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(2):
+        if number:
+            model.body.requires_grad = False  # type: ignore[assignment]
+        for x, y in DataLoader(data, batch_size=8):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
 def frozen_by_a_misspelled_flag() -> None:
     frozen_in_vain(misspells=True)
 
@@ -356,6 +368,7 @@ def weights_are_averaged_in_place() -> None:
         (same_order_each_pass, SAME_ORDER),
         (frozen_in_vain, NO_EFFECT),
         (frozen_by_a_misspelled_flag, NO_EFFECT),
+        (frozen_in_vain_between_passes, NO_EFFECT),
     ],
 )
 def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[[], None], diagnosis: str) -> None:

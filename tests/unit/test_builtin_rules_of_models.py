@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from trained_programs import Net, clipped, errors_of, loss_of
 
 NO_EFFECT = "flag-without-effect"
 NOT_CAST = "autocast-not-applied"
+NOT_AVERAGED = "gradients-differ-between-ranks"
 NOT_SCHEDULED = "schedule-does-not-fit-run"
 STILL_SCALED = "gradients-still-scaled"
 NEVER_CALLED = "layer-never-called"
@@ -129,6 +131,34 @@ def scheduled_late() -> None:
 
 def one_pass_without_a_step_of_the_scheduler() -> None:
     scheduled(steps_from=9, passes=1)
+
+
+def data_parallel(*, syncs_last: bool = True, by_hand: bool = False) -> None:
+    """Accumulate over two micro-batches in a job of one rank."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(6):
+            last = number % 2 == 1
+            with contextlib.nullcontext() if last and syncs_last else model.no_sync():
+                loss_of(model).backward()
+            if last:
+                for parameter in model.parameters() if by_hand else ():
+                    torch.distributed.all_reduce(parameter.grad)
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def never_averaged() -> None:
+    data_parallel(syncs_last=False)
+
+
+def averaged_by_hand() -> None:
+    data_parallel(syncs_last=False, by_hand=True)
 
 
 class WithNorm(Net):
@@ -278,6 +308,7 @@ def built_for_each_phase() -> None:
         (clipped_before_unscaling, STILL_SCALED),
         (stepped_without_the_scaler, STILL_SCALED),
         (only_the_loss_is_under_autocast, NOT_CAST),
+        (never_averaged, NOT_AVERAGED),
         (never_scheduled, NOT_SCHEDULED),
         (a_layer_is_not_called, NEVER_CALLED),
         (layers_set_the_seed, START_ALIKE),
@@ -298,6 +329,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         under_autocast,
         scheduled,
         scheduled_late,
+        data_parallel,
+        averaged_by_hand,
         one_pass_without_a_step_of_the_scheduler,
         autocast_is_disabled,
         a_teacher_is_under_autocast,

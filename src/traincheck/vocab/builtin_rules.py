@@ -59,6 +59,7 @@ SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
 IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
 IS_CALLED = Property(ARE_USED, UNUSED_LAYER, "by the model that makes it")
+AFTER_AVERAGING = Property(ARE_USED, GRAD, "after ranks averaged them")
 AFTER_UNSCALING = Property(ARE_USED, GRAD, "after they are unscaled")
 FLAGS = "flags"
 """The grain of the rules about settings of modules, parameters and optimizers."""
@@ -104,6 +105,7 @@ FLOW_OF_GRADIENTS = (
     CLIPPED_LAST,
     SEEN_BY_CLIPPING,
     AFTER_UNSCALING,
+    AFTER_AVERAGING,
 )
 LAYERS = "layers"
 """The grain of the rules about layers that do not learn."""
@@ -136,6 +138,7 @@ _SENTENCES = {
     SEEN_BY_CLIPPING: "clipping sees the gradients that the next update uses",
     IS_PART_OF_ITS_MODEL: "a new layer that a model calls is a part of it, and is updated",
     IS_CALLED: "a layer with parameters that a module makes is called",
+    AFTER_AVERAGING: "ranks of a data-parallel model average gradients before an update uses them",
     AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",

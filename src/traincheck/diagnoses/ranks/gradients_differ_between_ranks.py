@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.consistent.replicas import USED_GRAD
+from traincheck.vocab.builtin_rules import AFTER_AVERAGING
 from traincheck.vocab.properties import SAME_ON_RANKS
 
 DIAGNOSIS = Diagnosis(
@@ -15,9 +16,13 @@ DIAGNOSIS = Diagnosis(
     advice=(
         "Check that you call the model through its distributed wrapper, and not the module inside. If "
         "its parameters were replaced or moved after wrapping, its hooks are lost.",
+        "If you use no_sync for gradient accumulation, leave it for the last backward before each update.",
         "Check the collective that reduces these gradients, and how each rank uses its result.",
     ),
-    explains=(Match(verb=SAME_ON_RANKS, object=USED_GRAD),),
+    explains=(
+        Match(verb=SAME_ON_RANKS, object=USED_GRAD),
+        Match(verb=AFTER_AVERAGING.verb, object=AFTER_AVERAGING.object, detail=AFTER_AVERAGING.detail),
+    ),
     priority=2,
     priority_reason="Different data or settings on the ranks can explain it.",
     example="""\

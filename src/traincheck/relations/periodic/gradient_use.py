@@ -6,6 +6,7 @@ cleared. A gradient that leaves this path is lost, in any program:
 * it is cleared, or replaced by that of another backward, before an update used it;
 * a backward adds to it after it was clipped, so the update uses more than the limit allows;
 * clipping sees no gradient, and the next update uses some;
+* an update uses a gradient that `DistributedDataParallel` has not averaged, because each backward ran under `no_sync`;
 * a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled.
 
 Note [What is meant so]
@@ -32,6 +33,7 @@ from traincheck.relations.parts import (
     number,
 )
 from traincheck.vocab.builtin_rules import (
+    AFTER_AVERAGING,
     AFTER_UNSCALING,
     CLIPPED_LAST,
     FLOW,
@@ -46,12 +48,18 @@ from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 CLIPPING = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
+NO_SYNC = "no_sync"
+COLLECTIVES = (
+    "torch.distributed.all_reduce",
+    "torch.distributed.all_gather",
+    "torch.distributed.reduce_scatter_tensor",
+)
 SCALER, SCALE, UNSCALE = (f"torch.amp.GradScaler.{method}" for method in ("step", "scale", "unscale_"))
 
 MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
 
-_FILLED, _USED, _CLIPPED, _ADDED, _SCALED = 1, 2, 4, 8, 16
+_FILLED, _USED, _CLIPPED, _ADDED, _SCALED, _LOCAL = 1, 2, 4, 8, 16, 32
 """The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
 
 
@@ -69,6 +77,7 @@ class GradientUse(Part):
         self._used: set[str] = set()  # those of them that an update has used since
         self._empty_clipping: Call | None = None
         self._scaled_backwards: set[int] = set()  # of this window
+        self._averages: list[int] = []  # the positions of collectives of this window
         self._unscalings: list[int] = []  # the positions of those of this window that are still to come
         self._is_scaled = False  # the program has scaled a loss since the last backward
 
@@ -92,6 +101,7 @@ class GradientUse(Part):
         """Note which backwards start from a scaled loss, and where gradients are unscaled (also inside a step)."""
         self._scaled_backwards.clear()
         self._unscalings = [call.seq for call in calls_of(window, UNSCALE, SCALER)]
+        self._averages = [call.seq for call in calls_of(window, *COLLECTIVES)]  # the program may average by itself
         for call in calls_of(window, SCALE, BACKWARD) if self._is_scaled or window.calls_named.get(SCALE) else ():
             if call.levels[-1] == BACKWARD and self._is_scaled:
                 self._scaled_backwards.add(call.seq)
@@ -105,6 +115,9 @@ class GradientUse(Part):
         while self._unscalings and self._unscalings[0] < change.seq:
             del self._unscalings[0]
             self._flags = {name: flags & ~_SCALED for name, flags in self._flags.items()}
+        while self._averages and self._averages[0] < change.seq:
+            del self._averages[0]
+            self._flags = {name: flags & ~_LOCAL for name, flags in self._flags.items()}
         call = window.by_seq.get(change.call)
         api = call.levels[-1] if call is not None else ""
         if change.attribute == "data":
@@ -115,7 +128,7 @@ class GradientUse(Part):
             return  # checkpointing computes a part again; the changes around the whole backward count
         elif api == BACKWARD and call is not None:
             if change.changed and change.after == "some" and value_of(call.result, "leaf_input") is not True:
-                self._fill(change, names, failures)
+                self._fill(window, change, names, failures)
         elif change.before == "some" and change.after != "some":
             self._clear(change, names, failures)
         elif api in CLIPPING:
@@ -124,8 +137,10 @@ class GradientUse(Part):
                     failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
                 self._flags[name] = self._flags.get(name, 0) & ~_ADDED | (_CLIPPED if change.changed else 0)
 
-    def _fill(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
+    def _fill(self, window: Window, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         is_held = value_of(change.context, "held") != "none"
+        backward = window.by_seq[change.call]
+        is_local = NO_SYNC in str(value_of(backward.context, "within"))
         for name in names:
             flags = self._flags.get(name, 0)
             if change.before != "some":
@@ -135,7 +150,8 @@ class GradientUse(Part):
             elif flags & _CLIPPED:
                 flags |= _ADDED
             if len(self._flags) < MAX_VARIABLES:
-                self._flags[name] = flags | _FILLED | (_SCALED if change.call in self._scaled_backwards else 0)
+                scaled = _SCALED if change.call in self._scaled_backwards else 0
+                self._flags[name] = (flags & ~_LOCAL) | _FILLED | scaled | (_LOCAL if is_local else 0)
 
     def _clear(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         for name in names:
@@ -163,6 +179,8 @@ class GradientUse(Part):
                 failures.setdefault((CLIPPED_LAST, change.call), []).append(name)
             if is_use and flags & _SCALED:
                 failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
+            if is_use and flags & _LOCAL:
+                failures.setdefault((AFTER_AVERAGING, change.call), []).append(name)
             self._flags[name] = (flags | _USED) & ~(_CLIPPED | _ADDED)
             if name in self._lost_in:
                 self._used.add(name)
@@ -192,7 +210,7 @@ class GradientUse(Part):
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(SCALER, SCALE, UNSCALE)
+        return Demand.of_calls(SCALER, SCALE, UNSCALE, *COLLECTIVES)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
@@ -216,5 +234,6 @@ _NOTES = {
     USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
     SEEN_BY_CLIPPING: "clipping saw a norm of zero, and the next update used gradients that are not zero",
+    AFTER_AVERAGING: "each backward since they were cleared ran under no_sync, so no rank averaged them",
     AFTER_UNSCALING: "a backward of a scaled loss computed these gradients, and nothing has unscaled them",
 }

@@ -27,7 +27,8 @@ KIND = "module"
 TRAINING, PARAMETERS, CLASS, INPUT = "training", "parameters", "class", "input"
 
 LOOKS = (1, 4, 16)
-"""The calls of a model at which flags are looked for that nothing reads: some programs set them in their loop."""
+"""The calls of a model at which flags are looked for that nothing reads. Programs set them before their loop, in its
+first steps, or between two passes over the data."""
 
 _CONTEXT = facts(kind=KIND)
 
@@ -37,13 +38,14 @@ _traced = torch._C._get_tracing_state
 class _Tree:
     """An outermost module with the training flags of all its modules at the last reading."""
 
-    __slots__ = ("calls", "flags", "module", "reported", "unread")
+    __slots__ = ("calls", "flags", "module", "passes", "reported", "unread")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
         self.flags: list[bool] = []
         self.reported: dict[str, bool] = {}
         self.calls = 0
+        self.passes = 0
         self.unread: set[str] = set()
 
 
@@ -100,7 +102,9 @@ class ModuleStateSource:
         tree.calls += 1
         if self._origins.copies:
             self._origins.note_call(module)
-        if tree.calls in LOOKS and UNREAD_SETTINGS in self._attributes:
+        passes = self._recorder.steps.passes_ended
+        if (tree.calls in LOOKS or passes != tree.passes) and UNREAD_SETTINGS in self._attributes:
+            tree.passes = passes
             self._report_unread(module, tree)
         if TRAINING in self._attributes:
             flags = _flags(module, {id(module)}, [module.training])
