@@ -10,6 +10,7 @@ is not compared.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import queue
@@ -30,6 +31,10 @@ CONNECT_SECONDS = 20.0
 MAX_CALL_BYTES = 64 << 20
 """Bytes of the largest call to send; larger calls are not compared between ranks."""
 JOIN_SECONDS = 2.0
+
+
+_load, _save = inspect.unwrap(torch.load), inspect.unwrap(torch.save)
+"""Without the wrappers of TrainCheck, which would record these calls as those of the program."""
 
 
 class PeerCase(NamedTuple):
@@ -178,7 +183,7 @@ class PeerCheck:
         values = store.get([key], 0.0, lambda: True)
         if values is None:
             return False
-        payload = torch.load(io.BytesIO(values[0]), weights_only=True)
+        payload = _load(io.BytesIO(values[0]), weights_only=True)
         peer_call = PeerCall(**payload["call"])
         with suppress(queue.Full):
             self._cases.put_nowait(
@@ -194,5 +199,5 @@ def _disagreement(case: PeerCase, name: str, judge: int, differs: tuple[str, str
 
 def _bytes(payload: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    torch.save(payload, buffer)
+    _save(payload, buffer)
     return buffer.getvalue()
