@@ -88,13 +88,14 @@ RANKS = """
 ## Cost of comparing ranks
 
 `python -m benchmarks.ranks` has two parts. *Simulated*: in jobs of up to 1,024 ranks, each rank reports {parameters:,}
-parameters ({what}). Messages, digests and the comparison are real, but the training is not. In step 7
-the last rank has a different value of one parameter. The table shows the comparing rank or command: the time to decode all
-messages of a step, and to judge the first step, a steady step, and the wrong step. It also shows how many complete windows
-it requested in these three steps. A shard that no other rank holds cannot be compared.
+parameters ({what}). Messages, digests and the comparison are real, but the training is not. In step {since}
+the last rank has a different value of one parameter. The table shows processor time of the comparing rank or command in a
+step: in a *steady* step, to decode the messages of all ranks, to align their windows, and to judge them; in the *wrong* step
+and in steps *after* it; and in the *worst* step, which is one of the first. The *average* is that of a sound run of {long:,}
+steps, with all requests. Reading from sockets is not included. Garbage collection is, and the machine was busy. A shard that no other rank holds cannot be compared.
 
-| layout | ranks | bytes per rank | decode | first | steady | wrong | complete windows | found in step | named |
-|---|---|---|---|---|---|---|---|---|---|
+| layout | ranks | bytes per rank | decode | align | judge | steady | wrong | after | worst | average | found in step | named |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
 {simulated}
 
 A rank needs {digest:.0f} ms for its message of a step, on its own thread. The message has {lean:,} bytes; all values would
@@ -291,11 +292,13 @@ def _more(result: dict[str, Any], of: str) -> str:
     return f"{seconds['median']:.2f} ({seconds['least']:.2f}-{seconds['most']:.2f})"
 
 
+TIMES = ("decode", "align", "judge", "steady", "wrong", "after", "worst", "average")
+
+
 def _ranks(results: dict[str, Any]) -> str:
     rows = [
-        f"| {row['layout']} | {row['ranks']:,} | {row['message_bytes']} | {row['decode_seconds'] * 1e3:.1f} ms | "
-        + " | ".join(f"{row['judge_seconds'][when] * 1e3:,.0f} ms" for when in ("first", "steady", "wrong"))
-        + f" | {', '.join(str(row['asked_in_full'][when]) for when in ('first', 'steady', 'wrong'))}"
+        f"| {row['layout']} | {row['ranks']:,} | {row['message_bytes']} | "
+        + " | ".join(f"{row['seconds'][when] * 1e3:,.1f} ms" for when in TIMES)
         + f" | {row['found_in_step'] or '-'} | {', '.join(map(str, row['named'])) or '-'} |"
         for row in results.get("simulated", ())
     ]
@@ -303,6 +306,8 @@ def _ranks(results: dict[str, Any]) -> str:
     text = RANKS.format(
         parameters=results["parameters"],
         what="; ".join(f"{name}: {words}" for name, words in LAYOUTS.items()),
+        since=results["since"],
+        long=results["long"],
         simulated="\n".join(rows),
         digest=one_rank["digest_seconds"] * 1e3,
         lean=one_rank["message_bytes"],

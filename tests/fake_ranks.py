@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sample_windows import Script
-from traincheck.checking.digests import full, lean
+from traincheck.checking.digests import lean, selected, value_digests
 from traincheck.checking.rank_comparison import compare_recorded
 from traincheck.checking.rank_engine import RankComparison
 from traincheck.inference.candidate_selection import select_rules
@@ -20,11 +20,13 @@ from traincheck.invariants.book import Book
 from traincheck.runtime.ranks.rank_protocol import (
     Connection,
     Ended,
-    FullWindow,
     Hello,
     Message,
+    ValueDigestsRequest,
+    ValuesRequest,
     WindowDigest,
-    WindowRequest,
+    WindowValueDigests,
+    WindowValues,
 )
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import Manifest, ProcessNote
@@ -109,8 +111,15 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("traincheck-")]
 
 
+def _answer(request: ValueDigestsRequest | ValuesRequest, window: Window | None) -> Message:
+    if isinstance(request, ValueDigestsRequest):
+        digests = None if window is None else value_digests(window, request.sections)
+        return WindowValueDigests(request.number, digests)
+    return WindowValues(request.number, None if window is None else selected(window, request.selection))
+
+
 class Peer:
-    """A rank at the other end of a connection. `answers` returns requested full windows."""
+    """A rank at the other end of a connection. `answers` returns the window of an index."""
 
     def __init__(self, rank: int, port: int, word: str, answers: Callable[[int], Window | None] | None = None) -> None:
         self.line = Connection(socket.create_connection(("127.0.0.1", port), 10))
@@ -126,6 +135,10 @@ class Peer:
         if end:
             self.line.send(Ended())
 
+    @property
+    def is_connected(self) -> bool:
+        return self._thread.is_alive()
+
     def close(self) -> None:
         self.line.close()
         self._thread.join(30)
@@ -135,6 +148,5 @@ class Peer:
             while True:
                 message = self.line.receive()
                 self.heard.append(message)
-                if isinstance(message, WindowRequest) and self._answers is not None:
-                    window = self._answers(message.index)
-                    self.line.send(FullWindow(message.index, None if window is None else full(window, EVERYTHING)))
+                if isinstance(message, ValueDigestsRequest | ValuesRequest) and self._answers is not None:
+                    self.line.send(_answer(message, self._answers(message.index)))

@@ -63,7 +63,7 @@ from traincheck.reporting.status_views import PlainLines
 from traincheck.reporting.study.page import study_page
 from traincheck.reporting.terminal import TerminalSink, finding_block
 from traincheck.runtime.launching.run_settings import Settings
-from traincheck.runtime.ranks.rank_protocol import FullWindow
+from traincheck.runtime.ranks.rank_protocol import WindowValues
 from traincheck.runtime.ranks.rank_protocol import _decoder as decoder_of_lines
 from traincheck.sdc.study.study_file import differs, read_study, write_study
 from traincheck.testing.readable_traces import from_text
@@ -178,7 +178,7 @@ def build(folder: Path, report: Report) -> Path:
         '[tool.traincheck]\nbook = ["good.jsonl"]\nbudget = "1/3,first=2"\nverify-every = 3\nmetrics = 9100\n'
     )
     write_study(study(ranks=2, steps=3), folder / "study.json")
-    (folder / "message").write_bytes(msgspec.msgpack.encode(FullWindow(3, windows[1][0])))
+    (folder / "message").write_bytes(msgspec.msgpack.encode(WindowValues(3, windows[1][0])))
     return folder
 
 

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,22 @@ from benchmarks.machine import machine
 from benchmarks.overhead.step_times import ratio
 from benchmarks.page import write_page
 from benchmarks.ranks.simulated import LAYOUTS, Job, rules
-from traincheck.checking.digests import full, lean
+from traincheck.checking.digests import VALUES_PER_STEP, RecordedValues, Selection, ValueDigests, lean
 from traincheck.checking.rank_engine import RankEngine
-from traincheck.runtime.ranks.rank_protocol import WindowDigest
+from traincheck.runtime.ranks.rank_protocol import WindowDigest, WindowValueDigests, WindowValues
+from traincheck.trace.alignment import aligned
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.invariant import Invariant
 
 RESULTS = Path(__file__).parents[1] / "results" / "ranks.json"
 WORKLOAD = Path(__file__).parent / "workload.py"
-STEPS, SINCE = 8, 7
+STEPS, SINCE = 16, 10
 """Steps that are simulated, and the one in which one rank of the job goes wrong."""
+SETTLED, STEADY = 4, slice(4, 9)
+"""The first steps, in which equal values are requested, and those behind them."""
+LONG = 1000
+"""Steps of the run over which costs are averaged."""
 TRAINED = 40
 PROCESSES = (2, 4, 8)
 TRAINCHECK = [sys.executable, "-m", "traincheck"]
@@ -54,7 +60,7 @@ def main() -> None:
     if chosen.only != "measured":
         learned = rules()
         sizes = [int(size) for size in chosen.ranks.split(",")]
-        results["parameters"] = chosen.parameters
+        results.update(parameters=chosen.parameters, since=SINCE, long=LONG)
         results["simulated"] = [
             simulate(Job(layout, size, chosen.parameters, wrong=size - 1, since=SINCE), learned)
             for layout in LAYOUTS
@@ -69,36 +75,48 @@ def main() -> None:
 
 
 def simulate(job: Job, learned: list[Invariant]) -> dict[str, Any]:
-    """Seconds and bytes at the rank that compares, in the first step, a later one, and the one that goes wrong."""
-    simulated = _TimedAnswers(job)
-    engine = RankEngine([learned], simulated)
+    """Processor seconds of the comparing rank in each step, and what it finds."""
+    answers = _Answers(job)
+    engine = RankEngine([learned], answers)
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(WindowDigest)
-    decoding, judging, requested, failing = [], [], [], []
+    received: list[deque[Window]] = [deque() for _ in range(job.ranks)]
+    in_step = aligned([_taken(windows) for windows in received])
+    decoding, aligning, judging, failing = [], [], [], []
     size = 0
     for step in range(1, STEPS + 1):
         messages = [encoder.encode(WindowDigest(window)) for window in job.digests_of(step)]
         size = max(map(len, messages))
-        began = time.perf_counter()
-        windows = [decoder.decode(message).window for message in messages]
-        decoding.append(time.perf_counter() - began)
-        before, simulated.seconds = engine.classes.looked_at, 0.0
-        began = time.perf_counter()
-        (violations,) = engine.feed(windows)
-        judging.append(time.perf_counter() - began - simulated.seconds)
-        requested.append(engine.classes.looked_at - before)
+        began = time.process_time()
+        for windows, message in zip(received, messages, strict=True):
+            windows.append(decoder.decode(message).window)
+        decoding.append(time.process_time() - began)
+        began = time.process_time()
+        together = next(in_step)
+        aligning.append(time.process_time() - began)
+        answers.seconds = 0.0
+        began = time.process_time()
+        (violations,) = engine.feed(together)
+        judging.append(time.process_time() - began - answers.seconds)
         failing += violations
+    total = [sum(parts) for parts in zip(decoding, aligning, judging, strict=True)]
+    steady, after = statistics.median(total[STEADY]), statistics.median(total[SINCE:])
+    full = total[1]  # all values of sections in which ranks agree, if there are any
+    in_full = LONG * VALUES_PER_STEP // (3 * job.parameters)
     first = min((violation.step for violation in failing), default=0)
     row = {
         "layout": job.layout,
         "ranks": job.ranks,
         "message_bytes": size,
-        "decode_seconds": round(statistics.median(decoding), 4),
-        "judge_seconds": {
-            "first": round(judging[0], 3),
-            "steady": round(judging[SINCE - 2], 3),
-            "wrong": round(judging[SINCE - 1], 3),
+        "seconds": {
+            "decode": round(statistics.median(decoding), 5),
+            "align": round(statistics.median(aligning), 5),
+            "judge": round(statistics.median(judging[STEADY]), 5),
+            "steady": round(steady, 5),
+            "wrong": round(total[SINCE - 1], 4),
+            "after": round(after, 5),
+            "worst": round(max(total), 4),
+            "average": round((sum(total[:SETTLED]) + in_full * full + (LONG - SETTLED - in_full) * steady) / LONG, 5),
         },
-        "asked_in_full": {"first": requested[0], "steady": requested[SINCE - 2], "wrong": requested[SINCE - 1]},
         "found_in_step": first,
         "named": sorted({rank for violation in failing for rank in violation.differing.ranks}) if failing else [],
     }
@@ -106,18 +124,62 @@ def simulate(job: Job, learned: list[Invariant]) -> dict[str, Any]:
     return row
 
 
-class _TimedAnswers:
-    """Windows in full, and the seconds that it took to make them up: real ranks have them."""
+def _taken(windows: deque[Window]) -> Iterator[Window]:
+    while windows:
+        yield windows.popleft()
+
+
+class _Answers(RecordedValues):
+    """What ranks answer, and the seconds that other ranks need for it. The first rank compares, and is none of them."""
 
     def __init__(self, job: Job) -> None:
+        super().__init__(self._window)
         self._job = job
+        self._windows: dict[tuple[int, int], Window] = {}
         self.seconds = 0.0
 
-    def __call__(self, windows: Sequence[Window]) -> list[Window]:
-        began = time.perf_counter()
-        answers = self._job.in_full(windows)
-        self.seconds += time.perf_counter() - began
+    def _window(self, lean_window: Window) -> Window:
+        key = lean_window.rank, lean_window.step
+        if key not in self._windows:
+            began = time.process_time()
+            self._windows = {other: window for other, window in self._windows.items() if other[1] == key[1]}
+            self._windows[key] = self._job.window(*key)
+            self.seconds += time.process_time() - began
+        return self._windows[key]
+
+    def value_digests(self, windows: Sequence[Window], sections: frozenset[str]) -> list[ValueDigests | None]:
+        answers: list[ValueDigests | None] = []
+        for window in windows:
+            (answer,) = self._timed(
+                window, lambda window=window: RecordedValues.value_digests(self, [window], sections)
+            )
+            sent = WindowValueDigests(0, None if answer is None else {name: [*of] for name, of in answer.items()})
+            answers.append(self._received(window, sent).digests)
         return answers
+
+    def selected(self, windows: Sequence[Window], selection: Selection) -> list[Window | None]:
+        answers: list[Window | None] = []
+        for window in windows:
+            (answer,) = self._timed(window, lambda window=window: RecordedValues.selected(self, [window], selection))
+            answers.append(self._received(window, WindowValues(0, answer)).window)
+        return answers
+
+    def _timed(self, window: Window, answer: Callable[[], Any]) -> Any:
+        self._window(window)
+        began = time.process_time()
+        result = answer()
+        if window.rank:
+            self.seconds += time.process_time() - began
+        return result
+
+    def _received(self, window: Window, answer: Any) -> Any:
+        """The answer as it is received: it is encoded by the rank that sends it."""
+        if not window.rank:
+            return answer
+        began = time.process_time()
+        message = msgspec.msgpack.encode(answer)
+        self.seconds += time.process_time() - began
+        return msgspec.msgpack.decode(message, type=type(answer))
 
 
 def of_one_rank(job: Job) -> dict[str, Any]:
@@ -133,7 +195,7 @@ def of_one_rank(job: Job) -> dict[str, Any]:
     return {
         "digest_seconds": round(statistics.median(taken), 4),
         "message_bytes": len(message),
-        "in_full_bytes": len(encoder.encode(WindowDigest(full(window, EVERYTHING)))),
+        "in_full_bytes": len(encoder.encode(WindowDigest(window))),
     }
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import xxhash
 
-from traincheck.checking.digests import full, lean, section_of
+from traincheck.checking.digests import digests_of, lean, packed, section_of
 from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.tally import Tally
 from traincheck.inference.tally_runs import tally_ranks
@@ -78,26 +77,25 @@ class Job:
         million values would take minutes and show the same.
         """
         first = lean(self.window(0, step), EVERYTHING)
+        digests, (_, *others) = digests_of(first), first.readings
+        by_owner: dict[tuple[int, ...], Reading] = {}
         windows = []
         for rank in range(self.ranks):
-            owned = [(reading, self.owner(reading.variable, rank)) for reading in first.readings]
-            readings = [
-                reading._replace(value=xxhash.xxh3_64_intdigest(f"{reading.value} {owner}".encode()))
-                if owner
-                else reading
-                for reading, owner in owned
-            ]
+            owners = tuple(self.owner(section, rank) for section in digests)
+            if owners not in by_owner:
+                pairs = zip(digests.items(), owners, strict=True)
+                by_owner[owners] = packed(
+                    {
+                        section: xxhash.xxh3_64_intdigest(f"{value} {owner}".encode()) if owner else value
+                        for (section, value), owner in pairs
+                    }
+                )
+            reading = by_owner[owners]
             if rank == self.wrong and step >= self.since:
-                away = lean(self.window(rank, step), EVERYTHING)
-                wrong = section_of(WRONG)
-                readings = [reading for reading in readings if reading.variable != wrong]
-                readings += [reading for reading in away.readings if reading.variable == wrong]
-            windows.append(replace(first, rank=rank, process=1000 + rank, readings=tuple(readings)))
+                away, wrong = digests_of(lean(self.window(rank, step), EVERYTHING)), section_of(WRONG)
+                reading = packed({**digests_of(replace(first, readings=(reading,))), wrong: away[wrong]})
+            windows.append(replace(first, rank=rank, process=1000 + rank, readings=(reading, *others)))
         return windows
-
-    def in_full(self, windows: Sequence[Window]) -> list[Window]:
-        """Return the full windows, computed on request."""
-        return [full(self.window(window.rank, window.step), EVERYTHING) for window in windows]
 
 
 def rules() -> list[Invariant]:

@@ -81,7 +81,8 @@ def test_hosts_with_run_folders_of_their_own_need_no_setting(home: Path) -> None
     ]
     assert "Gradients of replicas differ" in stderr[0] and second["counts"]["errors"] == 0
     assert second["not_observed"] == [
-        "rank 0 compares the ranks of this job: look for findings about several ranks where it runs"
+        "rank 0, or a rank that took over from it, compares the ranks of this job: look for findings about several "
+        "ranks in the run folder of that rank"
     ]
     assert all(note.exchange for note in RunFolder.open(home / "host1").notes() if note.world_size == 2)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincheck.checking.digests import Classes, full, lean
+from traincheck.checking.digests import Classes, RecordedValues, lean
 from traincheck.relations.consistent.relation import Consistent
 from traincheck.relations.consistent.replicas import THOUGH_KEPT
 from traincheck.vocab.demand import EVERYTHING
@@ -88,7 +88,7 @@ def test_digests_and_full_values_give_the_same_failures(job: Job) -> None:
     in_full, by_digest = Consistent(), Consistent()
     ranks = range(len(job.owners[0]))
     windows: list[Window] = []
-    classes = Classes(lambda requested: [full(windows[window.rank], EVERYTHING) for window in requested])
+    classes = Classes(RecordedValues(lambda window: windows[window.rank]))
     for step in range(1, 8):
         windows[:] = [job.window(rank, step) for rank in ranks]
         failed = failing(by_digest, classes.together([lean(window, EVERYTHING) for window in windows]))

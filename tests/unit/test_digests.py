@@ -13,7 +13,22 @@ import pytest
 
 from sample_windows import ReadingFields, Script
 from traincheck.checking import digests
-from traincheck.checking.digests import DIGEST, EVERY, MAX_SECTIONS, SETTLING, Classes, full, lean, section_of
+from traincheck.checking.digests import (
+    DIGEST,
+    EVERY,
+    MAX_SECTIONS,
+    SAMPLE,
+    SETTLING,
+    VALUES_PER_STEP,
+    Classes,
+    RecordedValues,
+    Selection,
+    digests_of,
+    lean,
+    section_of,
+    selected,
+    value_digests,
+)
 from traincheck.testing.readable_traces import to_text
 from traincheck.vocab.demand import EVERYTHING, NOTHING
 from traincheck.vocab.events import SharedValues, Window
@@ -29,17 +44,13 @@ def held(rank: int, step: int, values: Mapping[str, int]) -> Window:
     return replace(script.windows[0], index=step, step=step)
 
 
-def sections(window: Window) -> dict[str, object]:
-    return {reading.variable: reading.value for reading in window.readings if reading.kind == DIGEST}
-
-
 class Job:
     """Ranks whose values a test sets step by step."""
 
     def __init__(self, size: int) -> None:
         self.requested: list[int] = []
         self.silent: set[int] = set()
-        self.classes = Classes(self._in_full)
+        self.classes = Classes(RecordedValues(self._recorded))
         self._size = size
         self._windows: list[Window] = []
         self._step = 0
@@ -55,11 +66,10 @@ class Job:
             self.classes.accept_differences()
         return merged
 
-    def _in_full(self, windows: Sequence[Window]) -> list[Window | None]:
-        self.requested += [window.rank for window in windows]
-        return [
-            None if window.rank in self.silent else full(self._windows[window.rank], EVERYTHING) for window in windows
-        ]
+    def _recorded(self, window: Window) -> Window | None:
+        if window.rank not in self.requested:
+            self.requested.append(window.rank)
+        return None if window.rank in self.silent else self._windows[window.rank]
 
 
 def same(rank: int, name: str) -> int:
@@ -86,29 +96,39 @@ def test_a_section_groups_names_with_different_numbers(variable: str, section: s
 def test_a_rank_publishes_section_digests_and_demanded_events() -> None:
     window = held(0, 1, dict.fromkeys(NAMES, 5))
     digested = lean(window, EVERYTHING)
-    assert set(sections(digested)) == {"layers.#.w", "head.b"} and digested.changes == ()
+    assert set(digests_of(digested)) == {"layers.#.w", "head.b"} and digested.changes == ()
     assert [reading.attribute for reading in digested.readings if reading.kind != DIGEST] == ["lr"]
     assert digested.calls == window.calls and (digested.index, digested.step, digested.rank) == (1, 1, 0)
     least = lean(window, NOTHING)
-    assert sections(least) == sections(digested) and len(least.readings) == 2 and least.calls == ()
+    assert digests_of(least) == digests_of(digested) and len(least.readings) == 1 and least.calls == ()
 
 
-def test_full_windows_have_all_values_and_their_calls() -> None:
+def test_a_rank_sends_selected_values_and_their_calls() -> None:
     window = held(0, 1, dict.fromkeys(NAMES, 5))
-    assert full(window, EVERYTHING) == window
-    least = full(window, NOTHING)
-    assert least.changes == window.changes and [call.receiver for call in least.calls] == ["SGD"]
-    assert {reading.attribute for reading in least.readings} == {"used_data"}
-    assert sections(lean(least, NOTHING)) == sections(lean(window, NOTHING)), "it holds all that was digested"
+    everything = selected(window, Selection(frozenset(), frozenset({"layers.#.w", "head.b"})))
+    assert everything.changes == window.changes and [call.receiver for call in everything.calls] == ["SGD"]
+    assert {reading.attribute for reading in everything.readings} == {"used_data"}
+    assert digests_of(lean(everything, NOTHING)) == digests_of(lean(window, NOTHING)), "it holds all that was digested"
+    some = selected(window, Selection(frozenset({"head.b"}), frozenset()))
+    assert {event.variable for event in (*some.changes, *some.readings)} == {"head.b"}
+
+
+def test_digests_of_values_differ_for_the_variables_that_differ() -> None:
+    names = frozenset({"layers.#.w"})
+    first, second = (
+        value_digests(held(0, 1, {"layers.0.w": 1, "layers.1.w": value, "head.b": 1}), names) for value in (2, 3)
+    )
+    assert set(first) == {"layers.0.w", "layers.1.w"} and first["layers.0.w"] == second["layers.0.w"]
+    assert set(first["layers.1.w"]).isdisjoint(second["layers.1.w"])
 
 
 def test_any_value_of_a_section_changes_its_digest_and_no_other() -> None:
-    before = sections(lean(held(0, 1, dict.fromkeys(NAMES, 5)), EVERYTHING))
+    before = digests_of(lean(held(0, 1, dict.fromkeys(NAMES, 5)), EVERYTHING))
     for name in NAMES:
-        after = sections(lean(held(0, 1, {**dict.fromkeys(NAMES, 5), name: 6}), EVERYTHING))
+        after = digests_of(lean(held(0, 1, {**dict.fromkeys(NAMES, 5), name: 6}), EVERYTHING))
         assert {key for key in before if before[key] != after[key]} == {section_of(name)}
     swapped = [{"layers.0.w": 1, "layers.1.w": 2}, {"layers.0.w": 2, "layers.1.w": 1}]
-    first, second = (sections(lean(held(0, 1, values), EVERYTHING)) for values in swapped)
+    first, second = (digests_of(lean(held(0, 1, values), EVERYTHING)) for values in swapped)
     assert first != second
 
 
@@ -120,11 +140,11 @@ def test_the_order_of_values_does_not_matter() -> None:
         lean(held(0, 1, ordered_values), EVERYTHING)
         for ordered_values in (values, {name: values[name] for name in names})
     ]
-    assert sections(windows[0]) == sections(windows[1])
+    assert digests_of(windows[0]) == digests_of(windows[1])
 
 
 def test_digests_are_numbers_that_a_message_can_hold() -> None:
-    section_digests = sections(lean(held(0, 1, {f"layers.{number}.w": number for number in range(200)}), EVERYTHING))
+    section_digests = digests_of(lean(held(0, 1, {f"layers.{number}.w": number for number in range(200)}), EVERYTHING))
     assert all(isinstance(value, int) and 0 <= value < 2**64 for value in section_digests.values())
 
 
@@ -147,7 +167,7 @@ def test_many_sections_share_digests() -> None:
         return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
     names = [f"part_{letters(number)}.w" for number in range(10 * MAX_SECTIONS)]  # of each digest some
-    section_digests = sections(lean(held(0, 1, dict.fromkeys(names, 1)), EVERYTHING))
+    section_digests = digests_of(lean(held(0, 1, dict.fromkeys(names, 1)), EVERYTHING))
     assert len(section_digests) <= MAX_SECTIONS and all(name.startswith("~") for name in section_digests)
     job = Job(3)
     assert [window.shared for window in job.step(same, names)] == [SharedValues(0)] * 3
@@ -161,8 +181,8 @@ def test_many_sections_share_digests() -> None:
     assert len(merged[2].changes) == len(names)
     for _ in range(2):
         merged = job.step(own, names)
-    assert job.requested == [0] and merged[0].changes == (), "shards, though they share digests"
-    assert {reading.attribute for reading in merged[0].readings} == {"lr"}, (
+    assert job.requested == [] and merged[0].changes == (), "shards, though they share digests"
+    assert {reading.attribute for reading in merged[0].readings if reading.kind != DIGEST} == {"lr"}, (
         "what is told as it is stays, whatever its name"
     )
 
@@ -213,10 +233,56 @@ def test_a_replica_of_a_shard_that_breaks_is_looked_at_again() -> None:
 
     for _ in range(3):
         job.step(copies, NAMES)
-    assert job.requested == [0]
+    assert job.requested == []
     merged = job.step(broken, NAMES, wrong=True)
     assert job.requested == [0, 1, 3] and [window.values_of for window in merged] == [0, 1, 0, 3]
     assert {change.variable for change in merged[3].changes} == {"layers.0.w", "layers.1.w"}, "of its section"
+
+
+MANY = [f"layers.{number}.w" for number in range(200)]
+
+
+def changed_variables(merged: Sequence[Window]) -> list[set[str]]:
+    return [{change.variable for change in window.changes} for window in merged]
+
+
+def test_only_differing_values_are_requested_after_a_divergence() -> None:
+    """Also of the section that holds them; a further one is found in its step."""
+    job, wrong = Job(3), {"layers.7.w"}
+
+    def value(rank: int, name: str) -> int:
+        return 77 if rank == 2 and name in wrong else 5
+
+    for _ in range(SETTLING):
+        job.step(lambda rank, name: 5, MANY)
+    for _ in range(3):
+        assert changed_variables(job.step(value, MANY)) == [wrong, set(), wrong]
+    wrong.add("layers.8.w")
+    assert changed_variables(job.step(value, MANY)) == [wrong, set(), wrong]
+    wrong.remove("layers.7.w")
+    merged = job.step(value, MANY)
+    assert changed_variables(merged)[2] >= {"layers.8.w"} and len(merged[2].changes) <= 2
+
+
+def test_equal_values_of_a_section_that_always_differs_are_requested_at_first() -> None:
+    """They show which of its variables are replicas."""
+    job = Job(2)
+    for _ in range(SETTLING):
+        merged = job.step(lambda rank, name: rank if name == MANY[0] else 5, MANY)
+        assert changed_variables(merged) == [set(MANY)] * 2
+    merged = job.step(lambda rank, name: rank if name == MANY[0] else 5, MANY)
+    assert changed_variables(merged) == [{MANY[0]}] * 2
+
+
+def test_a_sample_of_many_shards_is_judged() -> None:
+    merged = Job(2).step(own, MANY)
+    assert changed_variables(merged) == [set(sorted(MANY)[:SAMPLE])] * 2
+
+
+def test_large_models_are_compared_in_full_less_often() -> None:
+    job, names = Job(2), [f"layers.{number}.w" for number in range(10 * VALUES_PER_STEP)]
+    requested = [step for step in range(1, 60) if job.step(same, names) and job.requested]
+    assert requested == [*range(1, SETTLING + 1), 20, 40]
 
 
 def test_newly_diverged_ranks_are_compared_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +300,7 @@ def test_newly_diverged_ranks_are_compared_first(monkeypatch: pytest.MonkeyPatch
         "the others are left out"
     )
     merged = job.step(copies, NAMES)
-    assert job.requested == [0] and len(merged) == size and job.classes.not_compared() == ()
+    assert job.requested == [] and len(merged) == size and job.classes.not_compared() == ()
     merged = job.step(broken, NAMES, wrong=True)
     assert job.requested[:3] == [0, 10, 11] and len(job.requested) == 4
     assert {window.rank for window in merged} >= {10, 11}
@@ -271,7 +337,7 @@ def test_missing_replies_give_no_comparison() -> None:
 
 def test_a_part_of_the_model_that_one_rank_has_alone_is_no_replica() -> None:
     """Stages of a pipeline have other names; what both have is still compared."""
-    classes = Classes(lambda requested: [windows[window.rank] for window in requested])
+    classes = Classes(RecordedValues(lambda window: windows[window.rank]))
     for step in range(1, 4):
         windows = [held(0, step, {"first.w": 1, "tied.w": 2}), held(1, step, {"last.w": 3, "tied.w": 2})]
         merged = classes.together([lean(window, EVERYTHING) for window in windows])

@@ -15,8 +15,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 from fake_ranks import STEPS, learned, our_threads, updates, wait_for
 from traincheck.checking.digests import lean
-from traincheck.checking.rank_engine import RankComparison
-from traincheck.runtime.ranks import rank_client, rank_server
+from traincheck.checking.rank_engine import RankComparison, RankEngine
+from traincheck.runtime.ranks import comparing_rank, rank_client, rank_server
 from traincheck.runtime.ranks.rank_client import RankClient
 from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.runtime.ranks.rank_protocol import Connection
@@ -46,7 +46,6 @@ class Rank:
             RankInfo(rank, size, "job"),
             folder,
             rules,
-            EVERYTHING,
             on_decided=self.decided.set,
             on_finding=self.findings.append,
             on_stop=self.stops.append,
@@ -100,10 +99,18 @@ def begin(
     monkeypatch.setattr(rank_client, "LINGER", 0.1)
     monkeypatch.setattr(rank_server, "PAUSE", 0.02)
     monkeypatch.setattr(rank_server, "PATIENCE", 0.2)
+    monkeypatch.setattr(rank_server, "LATE", 0.1)
+    monkeypatch.setattr(rank_server, "PROGRESS", 0.0)
+    monkeypatch.setattr(rank_client, "CHECK", 0.05)
+    monkeypatch.setattr(rank_client, "JOIN", 2.0)
+    monkeypatch.setattr(rank_client, "TAKE_OVER", 1.0)
+    monkeypatch.setattr(comparing_rank, "TURN", 0.05)
+    monkeypatch.setattr(comparing_rank, "PAUSE", 0.01)
+    monkeypatch.setattr(comparing_rank, "CLAIM", 3.0)
     begun: list[Rank] = []
 
-    def start(folders: Sequence[str], size: int = 0, rules: list[Invariant] = rules) -> list[Rank]:
-        ranks = [Rank(rank, size or len(folders), folder, rules) for rank, folder in enumerate(folders)]
+    def start(folders: Sequence[str], size: int = 0, rules: list[Invariant] = rules, first: int = 0) -> list[Rank]:
+        ranks = [Rank(rank, size or len(folders), folder, rules) for rank, folder in enumerate(folders, first)]
         begun.extend(ranks)
         return ranks
 
@@ -147,18 +154,33 @@ def test_files_are_compared_where_all_write_into_one_folder(begin: Begin, folder
     assert all(rank.faults == [] for rank in ranks)
 
 
-def test_a_rank_that_never_connects_is_reported_once(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_client, "START", 0.1)
+def test_ranks_are_compared_without_a_rank_that_never_connects(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_client, "START", 0.2)
+    monkeypatch.setattr(rank_client, "JOIN", 0.5)
     ranks = begin(["", ""], size=3)
-    wait_for(lambda: all(rank.over for rank in ranks))
-    assert [str(rank.faults[0]) for rank in ranks] == [
-        "not all ranks could be reached in 0 s",
-        "rank 0 could not be reached in 0 s",
-    ]
-    for rank in ranks:
-        rank.tell(updates(0))
-        assert rank.exchange.close() is None
-    assert [len(rank.faults) for rank in ranks] == [1, 1]
+    for number, rank in enumerate(ranks):
+        rank.tell(updates(number, differs_from=10 * number))
+    wait_for(lambda: ranks[1].findings and ranks[1].steps == STEPS)
+    assert ranks[1].compared.not_compared == ("rank 2 took no part in the comparison from step 1 on",)
+    assert [rank.faults for rank in ranks] == [[], []]
+
+
+@pytest.mark.parametrize("folder", ["one", ""])
+def test_ranks_are_compared_without_a_first_rank_that_never_starts(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setattr(rank_client, "START", 0.2)
+    monkeypatch.setattr(rank_client, "JOIN", 0.5)
+    ranks = begin([folder, folder], size=3, first=1)
+    for number, rank in enumerate(ranks):
+        rank.tell(updates(1 + number, differs_from=10 * number))
+    if folder:
+        wait_for(lambda: all(rank.over for rank in ranks))  # the command compares their files
+        assert [rank.exchange.compared() for rank in ranks] == [None, None]
+    else:
+        wait_for(lambda: ranks[0].findings and ranks[0].steps == STEPS)
+        assert ranks[0].compared.not_compared == ("rank 0 took no part in the comparison from step 1 on",)
+    assert [rank.faults for rank in ranks] == [[], []]
 
 
 @pytest.mark.parametrize("folder", ["one", ""])
@@ -211,18 +233,142 @@ def test_the_others_may_end_before_the_first(begin: Begin) -> None:
     assert first.faults == other.faults == []
 
 
-def test_a_dead_first_rank_is_reported_once(begin: Begin) -> None:
+def connected(rank: Rank) -> int:
+    """The number of ranks that report to a comparing rank."""
+    server = rank.exchange._server
+    return 0 if server is None else len(server._connections())
+
+
+def lose_connections(rank: Rank) -> None:
+    for connection in rank.exchange._server._connections():  # type: ignore[union-attr]
+        connection.abort()
+
+
+def lose_threads(rank: Rank) -> None:
+    """End the comparison of a rank with an error."""
+
+    def broken(windows: Sequence[Window]) -> list[list[object]]:
+        raise KeyError("a mistake of ours")
+
+    rank.exchange._server.ranks.feed = broken  # type: ignore[union-attr, assignment, method-assign]
+
+
+@pytest.mark.parametrize("size", [2, 3, 12])
+@pytest.mark.parametrize("lose", [lose_connections, lose_threads])
+def test_the_next_rank_takes_over_from_a_lost_one(begin: Begin, size: int, lose: Callable[[Rank], None]) -> None:
+    ranks = begin([""] * size)
+    windows = [updates(number, differs_from=25 if number == size - 1 else 0) for number in range(size)]
+    for rank, of_rank in zip(ranks, windows, strict=True):
+        rank.tell(of_rank[:10])
+    wait_for(lambda: ranks[0].steps == 10)
+    lose(ranks[0])
+    for rank, of_rank in zip(ranks, windows, strict=True):
+        rank.tell(of_rank[10:15])  # sent to rank 0, or to nobody
+    wait_for(lambda: connected(ranks[1]) == size - 1)
+    for rank, of_rank in zip(ranks, windows, strict=True):
+        rank.tell(of_rank[15:])
+    wait_for(lambda: ranks[1].findings and ranks[1].steps == STEPS)
+    assert [finding.step for finding in ranks[1].findings] == [25] and ranks[0].findings == []
+    assert ranks[1].findings[0].ranks == ((0, 1) if size == 2 else (size - 1,))
+    for reason in ranks[1].compared.not_compared:  # not all ranks may have lost the same windows
+        assert reason.startswith("ranks were not compared from step 11 to step 1"), reason
+        assert reason.endswith("rank 0, which compared them, was lost")
+    wait_for(lambda: len(ranks[0].compared.not_compared) == 1)
+    assert ranks[0].compared.not_compared[0].startswith("ranks were compared up to step 10 only: ")
+    assert all(rank.faults == [] and rank.exchange.compared() is None for rank in ranks[2:])
+
+
+def test_steps_that_no_rank_compared_are_reported(begin: Begin) -> None:
+    ranks = begin([""] * 3)
+    for number, rank in enumerate(ranks):
+        rank.tell(updates(number)[:10])
+    wait_for(lambda: ranks[0].steps == 10)
+    lose_connections(ranks[0])
+    wait_for(lambda: connected(ranks[1]) == 2)
+    for number, rank in enumerate(ranks):
+        rank.tell(updates(number)[13:])
+    wait_for(lambda: ranks[1].steps == STEPS)
+    assert ranks[1].compared.not_compared == (
+        "ranks were not compared from step 11 to step 13: rank 0, which compared them, was lost",
+    )
+    assert ranks[0].compared.not_compared == ("ranks were compared up to step 10 only: rank 1 compares them since",)
+    assert all(rank.faults == [] for rank in ranks)
+
+
+def test_a_rank_takes_over_from_the_one_that_took_over(begin: Begin) -> None:
+    ranks = begin([""] * 4)
+    for number in range(3):
+        wait_for(lambda number=number: connected(ranks[number]) == 3)  # type: ignore[misc]
+        for index, rank in enumerate(ranks):
+            rank.tell(updates(index)[10 * number : 10 * number + 10])
+        wait_for(lambda number=number: ranks[number].steps == 10 * number + 10)  # type: ignore[misc]
+        lose_connections(ranks[number])
+    wait_for(lambda: connected(ranks[3]) == 3)
+    assert ranks[2].compared.not_compared == ("ranks were compared up to step 30 only: rank 3 compares them since",)
+    assert all(rank.faults == [] for rank in ranks)
+
+
+@pytest.mark.parametrize("beat", [0.02, 100.0], ids=["alive", "silent"])
+def test_a_comparing_rank_is_lost_if_it_is_silent(begin: Begin, monkeypatch: pytest.MonkeyPatch, beat: float) -> None:
+    monkeypatch.setattr(rank_client, "SILENCE", 0.4)
+    monkeypatch.setattr(rank_server, "BEAT", beat)
+    ranks = begin([""] * 3)
+    wait_for(lambda: connected(ranks[0]) == 2)
+    if beat < 1:
+        time.sleep(0.8)
+        assert connected(ranks[0]) == 2 and connected(ranks[1]) == 0
+    else:
+        wait_for(lambda: ranks[1].exchange._server is not None)
+
+
+def test_an_error_in_each_comparing_rank_ends_the_comparison(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing_rank, "CLAIM", 0.3)
+
+    def broken(self: RankEngine, windows: Sequence[Window]) -> list[list[object]]:
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(RankEngine, "feed", broken)
+    ranks = begin([""] * 2)
+    for number, rank in enumerate(ranks):
+        rank.tell(updates(number, 100))
+    wait_for(lambda: ranks[1].exchange._server is not None)
+    for number, rank in enumerate(ranks):
+        rank.tell(updates(number, 200)[100:])
+    wait_for(lambda: all(rank.over for rank in ranks))
+    for rank in ranks:
+        assert "KeyError: 'a mistake of ours'" in rank.compared.not_compared[-1]
+        assert "no other rank took over" in str(rank.faults[0])
+
+
+def test_the_loss_of_the_store_with_the_comparing_rank_is_reported_once(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(self: JobStore, key: str) -> bool:
+        raise RuntimeError("Connection reset by peer")
+
     first, other = begin(["", ""])
-    wait_for(lambda: first.exchange._server is not None and first.exchange._server._connections())
-    line = first.exchange._server._connections()[0]  # type: ignore[union-attr]
-    line.close()
-    for window in updates(1, 200):
-        other.exchange.add_window(window, lean(window, EVERYTHING))
-        time.sleep(0.001)
+    wait_for(lambda: connected(first))
+    monkeypatch.setattr(JobStore, "has", gone)
+    lose_connections(first)
     wait_for(lambda: other.over)
-    assert len(other.faults) == 1 and isinstance(other.faults[0], OSError)
+    assert [str(error) for error in other.faults] == [
+        "rank 0, which compares the ranks, was lost, and the key-value store of the job with it"
+    ]
+    assert first.faults == [] and not first.over
     other.exchange.close()
     assert len(other.faults) == 1
+
+
+def test_the_end_of_the_program_does_not_wait_for_a_take_over(begin: Begin) -> None:
+    ranks = begin([""] * 3)
+    for number, rank in enumerate(ranks):
+        rank.tell(updates(number, 5))
+    wait_for(lambda: ranks[0].steps == 5)
+    lose_connections(ranks[0])
+    began = time.monotonic()
+    for rank in ranks:
+        rank.exchange.close()
+    assert time.monotonic() - began < 5 and all(rank.over and rank.faults == [] for rank in ranks)
 
 
 def test_sending_never_blocks_without_a_reader(begin: Begin) -> None:
@@ -231,7 +377,7 @@ def test_sending_never_blocks_without_a_reader(begin: Begin) -> None:
     windows = updates(0, rank_client.MAX_WAITING + 50)
     for rank in ranks:
         rank.tell(windows)
-        assert rank.exchange.dropped == 50
+        assert rank.exchange.dropped == 50, rank.faults
         rank.exchange.close()
         assert rank.over
 
@@ -304,7 +450,7 @@ def test_foreign_connections_do_not_disturb_ranks(begin: Begin) -> None:
 
 
 def test_the_port_is_open_where_the_job_finds_the_first_rank_and_nowhere_else() -> None:
-    with rank_client._listen("127.0.0.1", 2) as listener:
+    with comparing_rank.listen("127.0.0.1", 2) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from fake_ranks import STEPS, Peer, learned, our_threads, recorded, seen, updates, wait_for
-from traincheck.checking.digests import full, lean
+from traincheck.checking.digests import Selection, lean, selected
 from traincheck.checking.rank_engine import RankComparison
 from traincheck.runtime.ranks import rank_server
 from traincheck.runtime.ranks.rank_info import RankInfo
-from traincheck.runtime.ranks.rank_protocol import Ended, Hello, Stop, WindowDigest, WindowRequest
+from traincheck.runtime.ranks.rank_protocol import Ended, Hello, Stop, ValueDigestsRequest, ValuesRequest, WindowDigest
 from traincheck.runtime.ranks.rank_server import RankServer
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
@@ -103,7 +103,12 @@ def test_live_comparison_matches_the_files(
     assert comparison.not_compared == by_files.not_compared == ()
     assert [finding.step for finding in first.findings] == ([since] if since else [])
     assert not since or first.findings[0].ranks == (2,)
-    requests = [message for peer in first.peers for message in peer.heard if isinstance(message, WindowRequest)]
+    requests = [
+        message
+        for peer in first.peers
+        for message in peer.heard
+        if isinstance(message, ValueDigestsRequest | ValuesRequest)
+    ]
     assert bool(requests) == bool(since), "only what differs is asked for"
     wait_for(lambda: all(peer.heard[-1:] == [Ended()] for peer in first.peers))
 
@@ -116,8 +121,10 @@ def test_a_dead_peer_is_reported_and_does_not_block(job: Callable[[int], First])
     dying.close()
     going_on.tell(updates(2, 300), end=True)
     first.tell(updates(0, 300))
-    wait_for(lambda: Ended() in going_on.heard)
+    wait_for(lambda: first.rank.is_judged)
+    assert first.rank.has_lost_ranks and Ended() not in going_on.heard, "another rank may take over"
     comparison = first.close()
+    wait_for(lambda: Ended() in going_on.heard)
     assert comparison.outcome.steps == 5
     assert comparison.not_compared == (
         "ranks of job job were compared up to step 5: rank 1 recorded no more, others went on",
@@ -238,10 +245,11 @@ def test_a_late_reply_is_not_used_for_the_next_request(
     first.peer(1, answer)
     wait_for(lambda: first.rank._peers[1].connection)
     monkeypatch.setattr(rank_server, "ANSWER", 0.05)
-    assert first.rank._full_windows(windows[1:2]) == [None]
+    everything = Selection(frozenset(), frozenset({"layers.#.weight"}))
+    assert first.rank.selected(windows[1:2], everything) == [None]
     monkeypatch.setattr(rank_server, "ANSWER", 30.0)
     slow.set()
-    assert first.rank._full_windows(windows[2:3]) == [full(windows[2], EVERYTHING)]
+    assert first.rank.selected(windows[2:3], everything) == [selected(windows[2], everything)]
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["says nothing", "does not answer"])
@@ -251,7 +259,7 @@ def test_the_end_does_not_wait_long_for_peers_that_hang(job: Callable[[int], Fir
     first.peer(2).tell(updates(2, 9 if is_asked else 4, differs_from=3 if is_asked else 0))
     first.tell(updates(0, 9))
     if is_asked:
-        wait_for(lambda: WindowRequest(2) in first.peers[1].heard)
+        wait_for(lambda: any(isinstance(message, ValueDigestsRequest) for message in first.peers[1].heard))
     else:
         wait_for(lambda: first.rank.ranks.steps == 4)
     begin = time.monotonic()
@@ -307,7 +315,8 @@ def test_a_failing_comparison_is_reported_and_stops_no_rank(
     peer = first.peer(1)
     peer.tell(updates(1, 200), end=True)
     first.tell(updates(0, 200))
-    wait_for(lambda: Ended() in peer.heard)
+    wait_for(lambda: first.rank.failed and not peer.is_connected)
+    assert Ended() not in peer.heard, "another rank is to take over"
     assert first.close().not_compared == ("ranks were compared up to step 0 only: KeyError: 'a mistake of ours'",)
 
 

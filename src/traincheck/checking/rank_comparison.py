@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 
-from traincheck.checking.digests import full, lean
+from traincheck.checking.digests import RecordedValues, lean
 from traincheck.checking.engine import Outcome
 from traincheck.checking.notifier import Notifier
 from traincheck.checking.outcome_files import save_followed
@@ -46,7 +46,7 @@ def compare_recorded(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) ->
     for job in run.jobs():
         windows_read = _FullWindows(demand)
         streams = {rank: _Stream(windows_read.lean(read_windows(file))) for rank, file in sorted(job.files.items())}
-        ranks = RankEngine(deployed, windows_read.in_full)
+        ranks = RankEngine(deployed, RecordedValues(windows_read.recorded))
         for windows in aligned(list(streams.values())):
             ranks.feed(windows)
             windows_read.release(windows)
@@ -135,7 +135,7 @@ class Follower:
 
     def _compare(self, job: Job) -> None:
         files = _Files(job, published_demand(self._rules), self._over.is_set, self._pause)
-        ranks, notifier = RankEngine([self._rules], files.in_full), Notifier(self._notify)
+        ranks, notifier = RankEngine([self._rules], RecordedValues(files.recorded)), Notifier(self._notify)
         (engine,) = ranks.engines
         streams = {rank: _Stream(files.published(rank)) for rank in sorted(job.files)}
         faults: tuple[str, ...] = ()
@@ -179,8 +179,9 @@ class _FullWindows:
             self._windows.setdefault(window.rank, {})[window.index] = window
             yield lean(window, self._demand)
 
-    def in_full(self, windows: Sequence[Window]) -> list[Window]:
-        return [full(self._windows[window.rank][window.index], self._demand) for window in windows]
+    def recorded(self, window: Window) -> Window:
+        """The window in full."""
+        return self._windows[window.rank][window.index]
 
     def release(self, windows: Sequence[Window]) -> None:
         """Drop these windows and earlier ones."""
@@ -201,6 +202,7 @@ class _Files:
         self._events: dict[int, Iterator[Window]] = {}
         self._requested: dict[int, int] = {}
         self._ahead: dict[int, Window] = {}
+        self._last: dict[int, Window | None] = {}
 
     def published(self, rank: int) -> Iterator[Window]:
         """The published windows of a rank, or lean windows from its events if it published none."""
@@ -215,12 +217,14 @@ class _Files:
         else:
             yield from (lean(window, self._demand) for window in follow_windows(events, self._ended, self._pause))
 
-    def in_full(self, windows: Sequence[Window]) -> list[Window | None]:
-        full_windows = [self._at(window.rank, window.index) for window in windows]
-        return [None if window is None else full(window, self._demand) for window in full_windows]
+    def recorded(self, window: Window) -> Window | None:
+        """The window in full, None if it was removed from the recording already."""
+        last = self._last.get(window.rank)
+        if last is None or last.index != window.index:
+            last = self._last[window.rank] = self._at(window.rank, window.index)
+        return last
 
     def _at(self, rank: int, index: int) -> Window | None:
-        """The window of this index, None if it was removed from the recording already."""
         from traincheck.trace.reader import follow_windows
 
         self._requested[rank] = index
@@ -255,4 +259,4 @@ class _Stream:
 def _left_out(job: Job, streams: dict[int, _Stream], ranks: RankEngine) -> tuple[str, ...]:
     last_steps = {rank: stream.last_step for rank, stream in streams.items()}
     ended = [rank for rank, stream in streams.items() if stream.exhausted]
-    return not_compared(job.name, job.size, last_steps, ended, ranks.steps) + ranks.classes.not_compared()
+    return not_compared(job.name, range(job.size), last_steps, ended, ranks.steps) + ranks.classes.not_compared()

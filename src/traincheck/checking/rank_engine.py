@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from traincheck import plugins
-from traincheck.checking.digests import Classes, InFull
+from traincheck.checking.digests import Classes, RankValues
 from traincheck.checking.engine import Engine, Outcome, demand_of
 from traincheck.relations.base import compares_ranks
 from traincheck.vocab.demand import Demand
@@ -41,13 +41,13 @@ def published_demand(rules: Iterable[Invariant]) -> Demand:
 class RankEngine:
     """Feeds the windows of the ranks of a job, step by step, to the relations of the deployed invariants.
 
-    There is an engine for each of several sets of rules; the windows of the ranks are combined once. `in_full` returns
-    the full windows of ranks whose digests differ, see `Classes`.
+    There is an engine for each of several sets of rules; the windows of the ranks are combined once. `values` returns
+    the values of ranks whose digests differ, see `Classes`.
     """
 
-    def __init__(self, deployed: Sequence[Sequence[Invariant]], in_full: InFull) -> None:
+    def __init__(self, deployed: Sequence[Sequence[Invariant]], values: RankValues) -> None:
         self.engines = [Engine(comparable(rules)) for rules in deployed]
-        self.classes = Classes(in_full)
+        self.classes = Classes(values)
 
     def mute(self, muted: Mapping[str, str]) -> None:
         """Suspend these rules (by id, with the reason) from now on, and no others that a user muted."""
@@ -70,14 +70,16 @@ class RankEngine:
         return violations
 
 
-def not_compared(job: str, size: int, last_steps: dict[int, int], ended: Iterable[int], step: int) -> tuple[str, ...]:
-    """The parts of a job of `size` ranks that could not be compared, with the reason.
+def not_compared(
+    job: str, ranks: Iterable[int], last_steps: dict[int, int], ended: Iterable[int], step: int
+) -> tuple[str, ...]:
+    """The parts of a job of these ranks that could not be compared, with the reason.
 
     `last_steps` are the last published steps, by rank; ranks in `ended` publish nothing more. `step` is the last step
     that was compared.
     """
     named = f" of job {job}" if job else ""
-    missing = sorted(set(range(size)) - set(last_steps))
+    missing = sorted(set(ranks) - set(last_steps))
     reasons = [f"{named_ranks(missing)}{named} left no recording"] if missing else []
     furthest = max(last_steps.values(), default=0)
     short = sorted(rank for rank in ended if last_steps[rank] < furthest)

@@ -175,7 +175,8 @@ def combine_live(
     if any(comparison.process in killed for comparison in saved):
         reasons.append("the rank that compares the others was killed: the last steps may be missing")
     if any(note.exchange for note in notes) and not saved:
-        reasons.append("rank 0 compares the ranks of this job: look for findings about several ranks where it runs")
+        where = "look for findings about several ranks in the run folder of that rank"
+        reasons.append(f"rank 0, or a rank that took over from it, compares the ranks of this job: {where}")
     if run.manifest.deleted:
         reasons.append("the run folder was deleted while the program ran: its contents are lost")
     elif not outcomes:

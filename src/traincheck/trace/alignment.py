@@ -17,13 +17,15 @@ the comparison ends. Different counts are trusted only if the step, and everythi
 from __future__ import annotations
 
 import functools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from traincheck import plugins
 from traincheck.vocab.collectives import COLLECTIVES, group_of
 from traincheck.vocab.events import EVAL, STAGES, TRAIN, Window
+
+_NUMBER_OF_STAGE = {stage: number for number, stage in enumerate(STAGES)}
 
 Position = tuple[int, int, int]
 """Step, index of the stage in `STAGES`, occurrence of the stage in the step."""
@@ -43,6 +45,9 @@ def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ..
     """
     ranks = [_Rank(windows) for windows in windows_of]
     while ranks and all(rank.head for rank in ranks):
+        if len({rank.state for rank in ranks}) == 1:  # always, in most jobs
+            yield tuple([rank.take() for rank in ranks])
+            continue
         heads = [rank.position for rank in ranks]
         behind = [rank for rank in ranks if rank.position < max(heads)]
         if behind:
@@ -91,8 +96,7 @@ class _Rank:
     """
 
     def __init__(self, windows: Iterable[Window]) -> None:
-        # Without recorded collectives, these windows cannot be matched with those of other ranks.
-        self._stream = _counted(window for window in windows if _sources_to_align().isdisjoint(window.off))
+        self._stream = _heads(windows)
         self._heads: deque[_Head] = deque()
         self._gaps = False  # whether any windows are missing
         self._lost = False
@@ -119,6 +123,13 @@ class _Rank:
         """The position of the next window, in the step numbers of the other ranks."""
         step, stage, occurrence = self._next.position
         return step - self.ahead, stage, occurrence
+
+    @property
+    def state(self) -> tuple[Position, int, int]:
+        """Position, `together` and `owed`. Ranks that are equal in these are in step."""
+        head = self._heads[0]
+        position = head.position if not self.ahead else self.position
+        return position, head.together, self.owed
 
     @property
     def _next(self) -> _Head:
@@ -200,29 +211,27 @@ def _elsewhere(ranks: Sequence[_Rank]) -> bool:
     return len({count for count, _ in one_step}) == 1 or not all(complete for _, complete in one_step)
 
 
-def _counted(windows: Iterable[Window]) -> Iterator[_Head]:
-    following = 0
-    for position, window in _with_positions(windows):
-        together = sum(call.name in COLLECTIVES and not group_of(call) for call in window.calls)
-        yield _Head(position, window, together, window.index != following)
-        following = window.index + 1
-
-
-def _with_positions(windows: Iterable[Window]) -> Iterator[tuple[Position, Window]]:
+def _heads(windows: Iterable[Window]) -> Iterator[_Head]:
     """Yield the windows of one process with their positions; windows with an uncertain position are skipped."""
-    seen: Counter[str] = Counter()
-    step = following = 0
+    seen: dict[str, int] = {}
+    step = following = counted = 0
     doubtful = False
     for window in windows:
+        stage, index = window.stage, window.index
+        if window.off and not _sources_to_align().isdisjoint(window.off):
+            continue  # without recorded collectives, it cannot be matched with windows of other ranks
         if window.step != step:
             step = window.step
             seen.clear()
-        if window.stage == TRAIN:
+        if stage == TRAIN:
             doubtful = False  # it is the only one of its step, and evaluations of the step follow it
-        elif window.index != following:
+        elif index != following:
             doubtful = True
-        following = window.index + 1
-        if doubtful and window.stage == EVAL:
+        following = index + 1
+        if doubtful and stage == EVAL:
             continue
-        yield (step, STAGES.index(window.stage), seen[window.stage]), window
-        seen[window.stage] += 1
+        occurrence = seen.get(stage, 0)
+        seen[stage] = occurrence + 1
+        together = len([call for call in window.calls if call.levels[0] in COLLECTIVES and not group_of(call)])
+        yield _Head((step, _NUMBER_OF_STAGE[stage], occurrence), window, together, index != counted)
+        counted = following

@@ -33,9 +33,11 @@ class Batches(StatelessPart):
         """Yield one occasion in a step in which sources read batches on all ranks; `seq` refers to the first."""
         if windows[0].stage != TRAIN:
             return
-        batches_by_rank = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
-        if not all(batches_by_rank):
-            return
+        batches_by_rank = []
+        for window in windows:
+            batches_by_rank.append([reading for reading in window.readings if named(reading) == BATCH])
+            if not batches_by_rank[-1]:
+                return
         same: bool | None = True
         if not _is_gathered(batches_by_rank):
             same = hold_the_same(windows)

@@ -151,6 +151,8 @@ class Replicas(StatelessPart):
             if window.index != self._next_index.get(window.rank, 0):
                 self._values.pop(window.rank, None)
             self._next_index[window.rank] = window.index + 1
+            if not window.readings:  # as on most ranks of a large job
+                continue
             last_values = self._values.setdefault(window.rank, {})
             for call in calls_of(window, UPDATE):
                 for reading in window.readings_of.get(call.seq, ()):
@@ -159,17 +161,19 @@ class Replicas(StatelessPart):
                         seq_by_key.setdefault((named(reading), reading.variable), NO_CALL)
                         if window is windows[0]:
                             seq_by_key[named(reading), reading.variable] = call.seq
+        if not seq_by_key:
+            return
         context = context_of(facts(same_name=True, same_rank=False), windows[0].stage)
         pairs = sorted(pairs_of([window.rank for window in windows]))
         for key, seq in seq_by_key.items():
             quantity, variable = key
             difference = _Difference()
             for first, second in pairs:
-                values = self._values[first], self._values[second]
+                values = self._values.get(first, {}), self._values.get(second, {})
                 if all(key in last_values for last_values in values):
                     holds = values[0][key] == values[1][key]
                     if not holds and not difference.note:
-                        kept_by = {window.rank: self._values[window.rank] for window in windows}
+                        kept_by = {window.rank: self._values.get(window.rank, {}) for window in windows}
                         difference = _difference(
                             quantity,
                             [(rank, last_values[key]) for rank, last_values in kept_by.items() if key in last_values],
@@ -234,9 +238,10 @@ def hold_the_same(windows: Sequence[Window]) -> bool | None:
     ]
     if any(window.shared is not None and window.shared.sharded for window in windows):
         return False
-    if len(leaders) == 1 and any(reading.kind == DIGEST for reading in leaders[0].readings):
-        return True
-    return all(values == values_by_rank[0] for values in values_by_rank) if all(values_by_rank) else None
+    is_known = all(values_by_rank) or all(
+        any(reading.kind == DIGEST for reading in window.readings) for window in leaders
+    )  # a window with digests holds the values that differ
+    return all(values == values_by_rank[0] for values in values_by_rank) if is_known else None
 
 
 def values(window: Window) -> Iterator[tuple[str, str, object]]:

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from traincheck.relations.parts import ReadingPart, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Window
+from traincheck.vocab.facts import FactValue
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 from traincheck.vocab.properties import IS
 from traincheck.vocab.ranks import NONE_DIFFER, ranks_that_share
 
 SEED = "run.seed"
+_KIND = SEED.partition(".")[0]
 SEEDS = Demand.of_readings(SEED)
 """The demand of these rules."""
 
@@ -25,9 +27,13 @@ class Seeds(ReadingPart):
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """Yield one occasion if the windows of all ranks hold their seed."""
-        seeds = {window.rank: r.value for window in windows for r in window.readings if named(r) == SEED}
-        if len(seeds) < len(windows):
-            return
+        seeds: dict[int, FactValue] = {}
+        for window in windows:
+            for reading in window.readings:
+                if reading.kind == _KIND and named(reading) == SEED:
+                    seeds[window.rank] = reading.value
+            if window.rank not in seeds:
+                return
         different = len(set(seeds.values()))
         sharing = ranks_that_share(list(seeds.items())) if 1 < different < len(seeds) else NONE_DIFFER
         how = SAME if different == 1 else OWN if different == len(seeds) else SHARED

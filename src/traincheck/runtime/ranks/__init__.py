@@ -1,1 +1,1 @@
-"""The comparison of ranks while they train: each rank publishes its windows, and rank 0 compares them."""
+"""The comparison of ranks while they train: each rank publishes its windows, and one of them compares them."""

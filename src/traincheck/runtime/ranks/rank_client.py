@@ -1,12 +1,12 @@
-"""The client of a rank: sends its windows to rank 0 for comparison, where ranks share no run folder.
+"""The client of a rank: sends its windows to the comparing rank, where ranks share no run folder.
 
 Note [Never in the way]
 TrainCheck does not use the job's process groups: its collective could wait for a rank that runs another one, or mix
-with those of the program. Each rank finds rank 0 through the job's store and opens a connection to it. Threads write to
-it and read from it; the training thread only hands over its windows. For each window the client sends a few numbers
-(see checking/digests.py) in one message; rank 0 requests the full window only where these differ. If a connection
-breaks, a rank dies, or rank 0 cannot keep up, the comparison ends or has gaps and reports them. Only the end of the
-program waits for it, for seconds.
+with those of the program. Each rank finds the comparing rank through the job's store and opens a connection to it.
+Threads write to it and read from it; the training thread only hands over its windows. For each window the client sends
+a few numbers (see checking/digests.py) in one message; the comparing rank requests values only where these differ. If
+it dies or hangs, another rank takes over, see comparing_rank.py. If another rank dies, or the comparing rank cannot
+keep up, the comparison ends or has gaps and reports them. Only the end of the program waits for it, for seconds.
 """
 
 from __future__ import annotations
@@ -15,30 +15,45 @@ import queue
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from traincheck.background_threads import background
-from traincheck.checking.digests import full
+from traincheck.checking.digests import selected, value_digests
 from traincheck.checking.rank_engine import RankComparison
+from traincheck.runtime.ranks.comparing_rank import (
+    FIRST,
+    Address,
+    Succession,
+    Term,
+    decoded,
+    encoded,
+    listen,
+    own_host,
+)
 from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.runtime.ranks.rank_protocol import (
     Connection,
     Ended,
-    FullWindow,
     Hello,
+    Message,
     Stop,
+    ValueDigestsRequest,
+    ValuesRequest,
     WindowDigest,
-    WindowRequest,
+    WindowValueDigests,
+    WindowValues,
 )
 from traincheck.runtime.ranks.rank_server import RankServer
 from traincheck.runtime.ranks.recent_windows import RecentWindows
 from traincheck.trace.run_notes import StopRequest
-from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.ranks import named_ranks
 
 if TYPE_CHECKING:
     from traincheck.sources.distributed.job_store import JobStore
@@ -50,22 +65,28 @@ CONNECT = 20.0
 MAX_WAITING = 256
 """Windows that wait to be sent; further ones are dropped."""
 LINGER = 5.0
-"""Seconds that the end of a rank waits for requests of rank 0 for full windows."""
+"""Seconds that the end of a rank waits for requests of the comparing rank."""
+SILENCE, JOIN = 30.0, 5.0
+"""Seconds without a message after which the comparing rank is lost, and in which ranks must connect to the next one."""
+CHECK, TAKE_OVER = 1.0, 5.0
+"""Seconds between the checks of a comparing rank that lost connections whether another one has taken over, and after
+which it expects none."""
 
 END, GRACE = 15.0, 2.0
 """Seconds that the end of the program may take, and the part of them for an aborted connection."""
 PAUSE = 0.1
 
-IN_FILES = b"files"
-"""The address that rank 0 publishes if all ranks write into one run folder, where `traincheck run` compares them."""
+IN_FILES, LOST = b"files", b"lost"
+"""The address that a rank publishes if all ranks write into one run folder, where `traincheck run` compares them, and
+if it cannot reach all ranks."""
 
 
 class RankClient:
     """Compares this rank with the others over the network. It starts with the first window, and never raises.
 
     `folder` identifies the run folder; it is empty to compare over the network in any case. The callbacks run on
-    threads of the client: `on_decided` when the ranks compare over the network, `on_finding` on rank 0 for each new
-    finding, `on_stop` when rank 0 requests a stop, `on_fault` once when this rank gives up.
+    threads of the client: `on_decided` when the ranks compare over the network, `on_finding` on the comparing rank for
+    each new finding, `on_stop` when that rank requests a stop, `on_fault` once when this rank gives up.
     """
 
     def __init__(
@@ -73,7 +94,6 @@ class RankClient:
         rank_info: RankInfo,
         folder: str,
         rules: list[Invariant],
-        demand: Demand,
         *,
         on_decided: Callable[[], None],
         on_finding: Callable[[Finding], None],
@@ -83,7 +103,6 @@ class RankClient:
         self._rank_info = rank_info
         self._folder = folder
         self._rules = rules
-        self._demand = demand
         self._on_decided = on_decided
         self._on_finding = on_finding
         self._on_stop = on_stop
@@ -92,10 +111,12 @@ class RankClient:
         self._closing = threading.Event()
         self._over = threading.Event()
         self._held = RecentWindows()
-        self._failed = False
+        self._failed = self._decided = False
+        self._lost_since = self._checked = 0.0
         self._server: RankServer | None = None
+        self._before: _Before | None = None
         self._muted: Mapping[str, str] = {}
-        self._connection: Connection | None = None
+        self._connections: list[Connection] = []
         self.dropped = 0
         """Windows that were not sent, because they came too fast or cannot be encoded."""
         self._thread = background(self._run, "traincheck-rank-client")
@@ -110,34 +131,39 @@ class RankClient:
             self.dropped += 1
 
     def close(self) -> RankComparison | None:
-        """Send the remaining windows and end; returns the comparison on rank 0."""
+        """Send the remaining windows and end; returns the comparison on a comparing rank."""
         self._closing.set()
         self._thread.join(END - GRACE)
         if self._server is not None:
             self._server.give_up()
-        if self._connection is not None:
-            self._connection.close()
+        for connection in self._connections:
+            connection.abort()
         self._thread.join(GRACE)
         return self.compared()
 
     def mute(self, muted: Mapping[str, str]) -> None:
-        """Stop checking these rules, on rank 0."""
+        """Stop checking these rules, on the comparing rank."""
         self._muted = muted
         if self._server is not None:
             self._server.ranks.mute(muted)
 
     @property
     def sent(self) -> dict[str, int]:
-        """The number of messages to rank 0, and their bytes."""
-        return (
-            {}
-            if self._connection is None
-            else {"messages": self._connection.sent, "bytes": self._connection.bytes_sent}
-        )
+        """The number of messages to comparing ranks, and their bytes."""
+        if not self._connections:
+            return {}
+        return {
+            "messages": sum(connection.sent for connection in self._connections),
+            "bytes": sum(connection.bytes_sent for connection in self._connections),
+        }
 
     def compared(self) -> RankComparison | None:
-        """The comparison so far, on rank 0."""
-        return self._server.compared() if self._server is not None else None
+        """The comparison so far, on a rank that compares the others or has done so."""
+        if self._server is None:
+            return None
+        comparison = self._server.compared()
+        gaps = () if self._before is None else _gaps(self._before, self._server)
+        return replace(comparison, not_compared=(*gaps, *comparison.not_compared))
 
     # -- on the thread of the client -----------------------------------------------------------------------------
 
@@ -149,16 +175,15 @@ class RankClient:
             if self._folder and not several_ranks():
                 return  # ranks without communication; `traincheck run` compares their files
             store = connect(self._rank_info.job, CONNECT)
-            if self._rank_info.rank == 0:
-                self._compare(store)
-            else:
-                self._report(store)
+            store.put(f"folder/{self._rank_info.rank}", self._folder.encode())
+            rank, size = self._rank_info.rank, self._rank_info.world_size
+            self._take_part(store, Succession(store, rank, size, self._closing.is_set))
         except Exception as error:
             self._fail(error)
         finally:
             self._over.set()
-            if self._connection is not None:
-                self._connection.close()  # so that rank 0 does not wait for more
+            for connection in self._connections:
+                connection.abort()  # so that the comparing rank does not wait for more
             with suppress(queue.Empty):
                 while True:
                     self._waiting.get_nowait()
@@ -170,100 +195,207 @@ class RankClient:
             self._failed = True
             self._on_fault("ranks", error)
 
-    def _compare(self, store: JobStore) -> None:
-        """Run as rank 0."""
-        store.put("folder/0", self._folder.encode())
-        keys = [f"folder/{rank}" for rank in range(self._rank_info.world_size)]
-        folders = store.get(keys, START, self._closing.is_set)
-        if folders is None:
-            self._not_reached("not all ranks could")
-            return
-        if self._folder and len(set(folders)) == 1:
-            store.put("address", IN_FILES)
-            return
-        word = secrets.token_hex(16)
-        with _listen(store.host, self._rank_info.world_size) as listener:
-            self._server = server = RankServer(self._rank_info, self._rules, self._on_finding, listener, word)
-            server.ranks.mute(self._muted)
-            store.put("address", f"{listener.getsockname()[1]} {word}".encode())
-            self._on_decided()
-            while (pair := self._next()) is not None:
-                server.add_window(*pair)
-            server.close()
-
-    def _report(self, store: JobStore) -> None:
-        """Run as another rank."""
-        store.put(f"folder/{self._rank_info.rank}", self._folder.encode())
-        address = store.get(["address"], START, self._closing.is_set)
-        if address is None:
-            self._not_reached("rank 0 could not")
-            return
-        if address[0] == IN_FILES:
-            return
-        port, word = address[0].decode().split()
-        self._connection = connection = Connection(socket.create_connection((store.host, int(port)), CONNECT))
-        self._on_decided()
-        connection.send(Hello(self._rank_info.rank, word))
-        answering = background(self._answer, "traincheck-rank-answers", connection)
-        while (pair := self._next()) is not None:
-            window, digest = pair
-            self._held.add(window)
+    def _take_part(self, store: JobStore, succession: Succession) -> None:
+        """Compare the ranks, or report to the rank that does, until the program ends or no rank compares any more."""
+        term = FIRST
+        while not (self._compare if term.rank == self._rank_info.rank else self._report)(store, succession, term):
+            if self._closing.is_set():
+                break
             try:
-                connection.send(WindowDigest(digest))
-            except ValueError:  # a number of more than 64 bits
-                self.dropped += 1
-        connection.send(Ended())
-        answering.join(LINGER)
-
-    def _not_reached(self, who: str) -> None:
-        """Report it, except at an early end where files are compared anyway."""
+                following = succession.next_term(term, may_compare=self._server is None)
+            except RuntimeError as error:
+                lost = f"rank {term.rank}, which compares the ranks, was lost"
+                raise ConnectionError(f"{lost}, and the key-value store of the job with it") from error
+            if following is None:
+                break
+            term = following
+        else:
+            return
         if not self._closing.is_set():
-            raise TimeoutError(f"{who} be reached in {START:.0f} s")
-        if not self._folder:
-            self._on_fault("ranks", TimeoutError(f"{who} be reached before the end"))
+            raise TimeoutError(f"rank {term.rank}, which compares the ranks, was lost, and no other rank took over")
+        if not (self._folder or self._server or self._connections):
+            self._on_fault("ranks", TimeoutError("not all ranks could be reached before the end"))
 
-    def _answer(self, connection: Connection) -> None:
-        """Send the windows that rank 0 requests, until it has ended."""
+    def _compare(self, store: JobStore, succession: Succession, term: Term) -> bool:
+        """Compare the ranks; False if this rank is not needed or not able to do so."""
+        size = self._rank_info.world_size
+        if term == FIRST:
+            keys = [f"folder/{number}" for number in range(size)]
+            folders = store.get(keys, START, self._closing.is_set)
+            if folders is None:
+                if not self._closing.is_set():
+                    succession.open(term, LOST)
+                return False
+        else:
+            self._before = _Before(succession.lost_rank(term), succession.progress_before(term))
+            folders = [store.value(key) for key in (f"folder/{number}" for number in range(size)) if store.has(key)]
+        if self._folder and len(set(folders)) == 1:
+            succession.open(term, IN_FILES)
+            return True
+        host = store.host if term == FIRST else own_host(store)
+        with listen(host, size) as listener:
+            word = secrets.token_hex(16)
+            self._server = server = RankServer(
+                self._rank_info,
+                self._rules,
+                self._on_finding,
+                listener,
+                word,
+                on_first=lambda: self._find_gap(succession, term),
+                on_progress=lambda step: _published(succession, term, step),
+                join=None if term == FIRST else JOIN,
+            )
+            server.ranks.mute(self._muted)
+            succession.open(term, encoded(Address(host, listener.getsockname()[1], word)))
+            self._decide()
+            is_replaced = False
+            while not (server.failed or is_replaced):
+                pair = self._next()
+                if pair is not None:
+                    server.add_window(*pair)
+                elif self._closing.is_set():
+                    server.close()
+                    return True
+                if server.has_lost_ranks:
+                    is_replaced = self._is_replaced(succession, term, server)
+            server.abandon("" if server.failed else f"rank {succession.rank_after(term)} compares them since")
+            server.close()
+            return False
+
+    def _find_gap(self, succession: Succession, term: Term) -> None:
+        """Read again how far the ranks were compared before: the lost rank may have known it a little later."""
+        if self._before is not None:
+            with suppress(RuntimeError):  # the store is gone
+                self._before = self._before._replace(step=succession.progress_before(term))
+
+    def _is_replaced(self, succession: Succession, term: Term, server: RankServer) -> bool:
+        """Whether ranks that lost their connection have made another rank compare."""
+        now = time.monotonic()
+        self._lost_since = self._lost_since or now
+        if now - self._checked < CHECK:
+            return False
+        self._checked = now
         try:
-            while not isinstance(message := connection.receive(), Ended):
-                if isinstance(message, WindowRequest):
-                    self._send_full(connection, message.index)
-                elif isinstance(message, Stop):
-                    self._on_stop(StopRequest(title=message.title, step=message.step))
-            self._over.set()
+            is_replaced = succession.is_replaced(term)
+        except RuntimeError:  # the store is gone
+            is_replaced = False
+        if not is_replaced and server.is_judged and now - self._lost_since > TAKE_OVER:
+            server.end()  # the lost ranks do not live
+        return is_replaced
+
+    def _report(self, store: JobStore, succession: Succession, term: Term) -> bool:
+        """Send the windows to the comparing rank; False if that rank is lost."""
+        address = succession.address(term, START if term == FIRST else CONNECT)
+        if address is None or address == LOST:
+            return False
+        if address == IN_FILES:
+            return True
+        host, port, word = decoded(address)
+        try:
+            connection = Connection(socket.create_connection((host, port), CONNECT))
         except OSError:
-            pass  # the other thread reports it
+            return False
+        self._connections.append(connection)
+        self._decide()
+        lost = threading.Event()
+        answering = background(self._answer, "traincheck-rank-answers", connection, lost)
+        try:
+            connection.send(Hello(self._rank_info.rank, word))
+            while not (self._over.is_set() or lost.is_set()):
+                pair = self._next()
+                if pair is not None:
+                    self._send(connection, pair)
+                elif self._closing.is_set():
+                    connection.send(Ended())
+                    answering.join(LINGER)
+                    return True
+        except OSError:
+            pass
+        connection.abort()
+        answering.join(GRACE)
+        return self._over.is_set()
+
+    def _decide(self) -> None:
+        """Report once that the ranks compare themselves."""
+        if not self._decided:
+            self._decided = True
+            self._on_decided()
+
+    def _send(self, connection: Connection, pair: tuple[Window, Window]) -> None:
+        window, digest = pair
+        self._held.add(window)
+        try:
+            connection.send(WindowDigest(digest))
+        except ValueError:  # a number of more than 64 bits
+            self.dropped += 1
+
+    def _answer(self, connection: Connection, lost: threading.Event) -> None:
+        """Answer the comparing rank, until it has ended or is lost."""
+        try:
+            while True:
+                connection.await_message(SILENCE)
+                message = connection.receive()
+                if isinstance(message, Ended):
+                    self._over.set()
+                    return
+                self._answer_one(connection, message)
+        except OSError:
+            lost.set()
         except Exception as error:
             self._fail(error)
+            self._over.set()
+        finally:
             connection.close()
 
-    def _send_full(self, connection: Connection, index: int) -> None:
-        window = self._held.get(index)
-        try:
-            connection.send(FullWindow(index, None if window is None else full(window, self._demand)))
-        except ValueError:  # a number of more than 64 bits
-            connection.send(FullWindow(index, None))
+    def _answer_one(self, connection: Connection, message: Message) -> None:
+        if isinstance(message, Stop):
+            self._on_stop(StopRequest(title=message.title, step=message.step))
+        elif isinstance(message, ValueDigestsRequest):
+            window = self._held.get(message.index)
+            digests = None if window is None else value_digests(window, message.sections)
+            connection.send(WindowValueDigests(message.number, digests))
+        elif isinstance(message, ValuesRequest):
+            window = self._held.get(message.index)
+            try:
+                values = None if window is None else selected(window, message.selection)
+                connection.send(WindowValues(message.number, values))
+            except ValueError:  # a number of more than 64 bits
+                connection.send(WindowValues(message.number, None))
 
     def _next(self) -> tuple[Window, Window] | None:
-        """The next window and its digest; None when there are no more."""
-        while not self._over.is_set():
-            try:
-                return self._waiting.get(timeout=PAUSE)
-            except queue.Empty:
-                if self._closing.is_set():
-                    return None
-        return None
+        """The next window and its digest; None if there is none for some time."""
+        try:
+            return self._waiting.get(timeout=PAUSE)
+        except queue.Empty:
+            return None
 
     def broadcast_stop(self, request: StopRequest) -> None:
-        """Request a stop of the other ranks; on rank 0 only."""
+        """Request a stop of the other ranks; on the comparing rank only."""
         if self._server is not None:
             self._server.broadcast(Stop(request.title, request.step))
 
 
-def _listen(host: str, ranks: int) -> socket.socket:
-    """Open a port on the address of this host by which the other ranks reach rank 0."""
-    with suppress(OSError):  # the name may belong to another machine
-        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with suppress(OSError):
-                return socket.create_server((str(address[0]), 0), family=family, backlog=ranks)
-    return socket.create_server(("", 0), backlog=ranks)
+def _published(succession: Succession, term: Term, step: int) -> None:
+    with suppress(RuntimeError):  # the store is gone: no other rank can take over
+        succession.report_progress(term, step)
+
+
+class _Before(NamedTuple):
+    """The rank from which this one took over, and the last step that was certainly compared."""
+
+    lost: int
+    step: int
+
+
+def _gaps(before: _Before, server: RankServer) -> tuple[str, ...]:
+    """What was not compared before a rank took over, and which ranks are not compared since."""
+    because = f"rank {before.lost}, which compared them, was lost"
+    first = server.first_step
+    if first is None:
+        return (f"ranks were compared up to step {before.step}: {because}",)
+    gaps = []
+    if first > before.step + 1:
+        gaps.append(f"ranks were not compared from step {before.step + 1} to step {first - 1}: {because}")
+    if server.absent:
+        gaps.append(f"{named_ranks(server.absent)} took no part in the comparison from step {first} on")
+    return tuple(gaps)

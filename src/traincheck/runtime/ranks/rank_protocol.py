@@ -1,4 +1,4 @@
-"""The messages between ranks and rank 0, and their framing on a socket.
+"""The messages between ranks and the comparing rank, and their framing on a socket.
 
 A connection decodes only these messages (never pickle) and rejects longer ones, as any process can connect to the port.
 """
@@ -6,6 +6,7 @@ A connection decodes only these messages (never pickle) and rejects longer ones,
 from __future__ import annotations
 
 import contextlib
+import selectors
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ import time
 
 import msgspec
 
+from traincheck.checking.digests import Selection
 from traincheck.vocab.events import Window
 
 LARGEST = 1 << 30
@@ -32,21 +34,42 @@ class WindowDigest(msgspec.Struct, tag=True, frozen=True):
     window: Window
 
 
-class WindowRequest(msgspec.Struct, tag=True, frozen=True):
-    """Requests a full window from a rank."""
+class ValueDigestsRequest(msgspec.Struct, tag=True, frozen=True):
+    """Requests the digests of all values in some sections of a window. The number identifies the answer."""
 
+    number: int
     index: int
+    sections: frozenset[str]
 
 
-class FullWindow(msgspec.Struct, tag=True, frozen=True):
-    """The answer, without a window if the rank keeps it no longer. The index identifies late answers."""
+class WindowValueDigests(msgspec.Struct, tag=True, frozen=True):
+    """The answer, without digests if the rank keeps the window no longer."""
 
+    number: int
+    digests: dict[str, list[int]] | None
+
+
+class ValuesRequest(msgspec.Struct, tag=True, frozen=True):
+    """Requests values of a window. The number identifies the answer."""
+
+    number: int
     index: int
+    selection: Selection
+
+
+class WindowValues(msgspec.Struct, tag=True, frozen=True):
+    """The answer, without values if the rank keeps the window no longer."""
+
+    number: int
     window: Window | None
 
 
+class Alive(msgspec.Struct, tag=True, frozen=True):
+    """The comparing rank still compares."""
+
+
 class Ended(msgspec.Struct, tag=True, frozen=True):
-    """A rank has sent all its windows, or rank 0 needs no more."""
+    """A rank has sent all its windows, or the comparing rank needs no more."""
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -56,7 +79,17 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
     step: int
 
 
-Message = Hello | WindowDigest | WindowRequest | FullWindow | Ended | Stop
+Message = (
+    Hello
+    | WindowDigest
+    | ValueDigestsRequest
+    | WindowValueDigests
+    | ValuesRequest
+    | WindowValues
+    | Alive
+    | Ended
+    | Stop
+)
 
 _LENGTH = struct.Struct("!I")
 _encoder = msgspec.msgpack.Encoder()
@@ -99,10 +132,25 @@ class Connection:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise OSError(f"not a message of TrainCheck: {error}") from error
 
-    def close(self) -> None:
-        """Close the connection; waiting calls at both ends return."""
+    def await_message(self, seconds: float) -> None:
+        """Wait for the start of a message; raises TimeoutError if there is none.
+
+        (A timeout of the socket would also apply to `send` in another thread.)
+        """
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._connection, selectors.EVENT_READ)
+            if not ready.select(seconds):
+                raise TimeoutError(f"no message in {seconds:.0f} s")
+
+    def abort(self) -> None:
+        """End the connection; waiting calls at both ends return. The thread that receives closes it: its number may
+        belong to another file of the program afterwards."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection, while no other thread receives."""
+        self.abort()
         self._connection.close()
 
     def _exactly(self, size: int, deadline: float | None) -> bytes:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from traincheck.runtime.ranks.rank_client import RankClient
 
 SAVE_EVERY = 500
-"""Windows after which rank 0 saves the comparison; a killed process loses the counts since then."""
+"""Windows after which a comparing rank saves its results; a killed process loses the counts since then."""
 
 
 class RankPublisher:
@@ -61,7 +61,7 @@ class RankPublisher:
         self.exchanging = False
         """Whether the ranks compare over the network, as far as it is decided."""
         self.sent: dict[str, int] = {}
-        """The number of messages to rank 0, and their bytes; set at the end."""
+        """The number of messages to comparing ranks, and their bytes; set at the end."""
 
     def feed(self, window: Window, rank_info: RankInfo) -> None:
         """Publish a window."""
@@ -86,7 +86,7 @@ class RankPublisher:
             self.sent = self._client.sent
             if self.exchanging and self._client.dropped:
                 reason = "they came too fast, or hold numbers of more than 64 bits"
-                message = f"{self._client.dropped} windows were not sent to rank 0: {reason}"
+                message = f"{self._client.dropped} windows were not sent to the comparing rank: {reason}"
                 self._on_fault("ranks", RuntimeError(message))
         if self._writer is not None:
             self._writer.close()
@@ -115,7 +115,6 @@ class RankPublisher:
             rank_info,
             "" if self._mode == EXCHANGE else self._folder.manifest.id,
             self._rules,
-            self._demand,
             on_decided=self._on_comparison,
             on_finding=self._on_new_finding,
             on_stop=self._on_stop,

@@ -1,4 +1,4 @@
-"""Keeps the last windows of a rank in memory, so that rank 0 can request them in full."""
+"""Keeps the last windows of a rank in memory, so that the comparing rank can request their values."""
 
 from __future__ import annotations
 

@@ -33,6 +33,18 @@ class JobStore:
         """Set a key."""
         self._store.set(key, value)
 
+    def has(self, key: str) -> bool:
+        """Whether a key is set."""
+        return bool(self._store.check([key]))
+
+    def value(self, key: str) -> bytes:
+        """The value of a key that is set."""
+        return bytes(self._store.get(key))
+
+    def claim(self, key: str, value: bytes) -> None:
+        """Set a key unless it is set. If several ranks do so at a time, one of them succeeds."""
+        self._store.compare_set(key, "", value.decode())
+
     def get(self, keys: Sequence[str], seconds: float, is_cancelled: Callable[[], bool]) -> list[bytes] | None:
         """Return the values of `keys` once all are set; None after a timeout, or once `is_cancelled` returns True."""
         deadline = time.monotonic() + seconds
@@ -40,7 +52,7 @@ class JobStore:
             if time.monotonic() > deadline or is_cancelled():
                 return None
             time.sleep(PAUSE)
-        return [bytes(self._store.get(key)) for key in keys]
+        return [self.value(key) for key in keys]
 
 
 def connect(job: str, seconds: float) -> JobStore:
