@@ -1,4 +1,4 @@
-"""python -m benchmarks.mutants [--programs 300] [--mutated 100] [--per-program 6] [--packs-only] [--jobs 2]
+"""python -m benchmarks.mutants [--programs 300] [--mutated 100] [--per-program 6] [--own 100] [--jobs 2]
 
 The mutation score: clean programs of the corpus, from seeds that were never learned from, are recorded and checked
 (errors are false alarms); the first of them are mutated, and each mutant is run, recorded and checked. Goes on where it
@@ -50,22 +50,27 @@ def main() -> int:
         options().error(f"--operators: none of {chosen.operators} is an operator")
     mutated = {entry.program.name: entry.text for entry in programs[: chosen.mutated]}
     plan = plan_mutants(mutated, operators, chosen.per_program)
-    run_options = Options(folder / "work", chosen.packs.resolve(), not chosen.packs_only, chosen.verify)
+    options_of = {
+        program.program.name: Options(folder / "work", chosen.packs.resolve(), number < chosen.own, chosen.verify)
+        for number, program in enumerate(programs)
+    }
     kept = folder / "results"
     kept.mkdir(parents=True, exist_ok=True)
     done: dict[str, dict[str, Any]] = {}
     open_programs = []
     for program in programs:
-        file = (
-            kept / f"{program.program.name}-{_made_of(program, plan.get(program.program.name, ()), run_options)}.json"
-        )
+        name = program.program.name
+        file = kept / f"{name}-{_made_of(program, plan.get(name, ()), options_of[name])}.json"
         if file.exists():
-            done[program.program.name] = json.loads(file.read_text())
+            done[name] = json.loads(file.read_text())
         else:
             open_programs.append((program, file))
     files = {program.program.name: file for program, file in open_programs}
     with warm_pool(chosen.jobs) as pool:
-        work = [(program, plan.get(program.program.name, ()), run_options) for program, _ in open_programs]
+        work = [
+            (program, plan.get(program.program.name, ()), options_of[program.program.name])
+            for program, _ in open_programs
+        ]
         clean = [program for program, _ in open_programs]
         for program, result in results(pool, run_program, work, clean, "mutants"):
             done[program.program.name] = result.as_data()
@@ -137,7 +142,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--mutated", type=int, default=100, help="how many of them are mutated")
     parser.add_argument("--per-program", type=int, default=6, help="mutants of a program")
     parser.add_argument("--operators", default="", help="names, comma-separated; all by default")
-    parser.add_argument("--packs-only", action="store_true", help="without books of own runs")
+    parser.add_argument("--own", type=int, default=100, help="how many of them are also checked with own runs")
     parser.add_argument("--verify", action="store_true", help="also with experiments on live steps (--verify-every)")
     parser.add_argument("--packs", type=Path, default=SHIPPED, help="the packs to check with")
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time")

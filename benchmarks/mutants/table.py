@@ -108,9 +108,10 @@ def _score(rows: Sequence[Row], settings: Sequence[str]) -> dict[str, Any]:
     counted = [row for row in rows if row["outcome"] == COUNTED]
     score: dict[str, Any] = {"mutants": len(counted)}
     for setting in settings:
-        verdicts = [row["verdicts"][setting] for row in counted]
+        verdicts = [row["verdicts"][setting] for row in counted if setting in row["verdicts"]]
         lates = [verdict["late"] for verdict in verdicts if verdict["late"] is not None]
         score[setting] = {
+            "mutants": len(verdicts),
             "detected": sum(verdict["detected"] for verdict in verdicts),
             "at any time": len(lates),
             "named": sum(verdict["detected"] and verdict["named"] for verdict in verdicts),
@@ -132,9 +133,9 @@ parameters after an update, saved files and printed scores.
 *Detected* is an error that the clean run does not have, at the latest one step after the first difference. *Named*
 means that the leading finding has one of the diagnoses that the operator lists. The programs come from seeds that no
 pack was learned from. *packs* are the packs alone. *packs and experiments* verifies steps as well
-(`--verify-every {VERIFY_EVERY}`). *own* adds a book of three earlier good runs of the clean program,
-with other seeds and another length; a clean run of each mutated program also has another batch size. Intervals are
-95 % (Wilson).
+(`--verify-every {VERIFY_EVERY}`). *own* adds a book of three earlier good runs of the clean program, with other seeds and
+another length, for the first programs; a clean run of each mutated one also has another batch size. Intervals are 95 %
+(Wilson).
 
 A third of the operators is *reserved*: a fixed seed draws them, and nobody looks at their single mutants.
 """
@@ -179,13 +180,12 @@ def _heads(settings: Sequence[str]) -> list[str]:
 
 
 def _row(name: str, cells: Sequence[object], part: Row, settings: Sequence[str]) -> str:
-    of = part["mutants"]
     for setting in settings:
         score = part[setting]
         late = score["median steps late"]
         cells = [
             *cells,
-            share(score["detected"], of),
+            share(score["detected"], score["mutants"]),
             score["named"],
             score["at any time"],
             "-" if late is None else f"{late:g}",

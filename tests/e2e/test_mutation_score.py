@@ -40,7 +40,7 @@ SLOW_PROGRAMS = ("pipeline", "sac", "td3", "moco", "packed_sequences", "reinforc
 def test_ten_programs_and_ten_operators(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.mutants", "--programs", "10", "--mutated", "10", "--per-program", "1"]
     command += ["--without", ",".join((*FRAMEWORKS, *SLOW_PROGRAMS))]
-    options = ["--packs-only", "--operators", ",".join(OPERATORS), "--folder", str(tmp_path)]
+    options = ["--own", "0", "--operators", ",".join(OPERATORS), "--folder", str(tmp_path)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
