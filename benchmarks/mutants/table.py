@@ -134,8 +134,8 @@ parameters after an update, saved files and printed scores.
 means that the leading finding has one of the diagnoses that the operator lists. The programs come from seeds that no
 pack was learned from. *packs* are the packs alone. *packs and experiments* verifies steps as well
 (`--verify-every {VERIFY_EVERY}`). *own* adds a book of three earlier good runs of the clean program, with other seeds
-and another length, for the first programs; a clean run of each mutated one also has another batch size. Intervals are 95 %
-(Wilson).
+and another length, for the first programs. A clean run of each mutated one also has another batch size. Intervals are
+95 % (Wilson).
 
 A third of the operators is *reserved*: a fixed seed draws them, and nobody looks at their single mutants.
 """
