@@ -106,7 +106,9 @@ _ERRORS: Mapping[str, _Error] = {
     EQUAL_LAYERS: _Error(
         START,
         STARTS_DIFFER,
-        lambda readings: f"{len(readings)} parameters are equal to others, and a constructor sets the seed",
+        lambda readings: (
+            f"{len(readings)} parameters are equal to others, and the random generator began again while they were made"
+        ),
     ),
     UNSTEPPED_SCHEDULER: _Error(
         EFFECT, IS_STEPPED, lambda readings: f"it was built for {readings[0].value}, and the run is over"

@@ -25,6 +25,7 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
+from traincheck.vocab.builtin_rules import AUTOCAST, IDLE_REGION
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, REGION
 from traincheck.vocab.facts import FactValue, facts
@@ -41,6 +42,10 @@ REGIONS: tuple[tuple[str, str, str], ...] = (
     ("torch.autograd.grad_mode", "inference_mode", "torch.inference_mode"),
 )
 """Context managers: a call lasts from entry to exit."""
+
+AUTOCAST_API = "torch.autocast"
+"""The region that another source follows as well, see `RecorderListener`: two patches of a method cannot be removed in
+any order."""
 
 SCALER_METHODS = ("scale", "unscale_", "step", "update")
 UNKNOWN_SCALE = 0.0
@@ -77,11 +82,12 @@ class LifecycleSource(RecorderListener):
         self._demand = demand
         self._recorder = recorder
         undo = UndoStack()
+        self._reports_autocast = demand.takes_reading(AUTOCAST, IDLE_REGION)
         for home, name in FUNCTIONS:
             if demand.records_call((f"{home}.{name}",)):
                 self._wrap_function(undo, home, name)
         for home, name, api in REGIONS:
-            if demand.records_call((api,)):
+            if demand.records_call((api,)) or (api == AUTOCAST_API and self._reports_autocast):
                 self._wrap_region(undo, home, name, api)
         self._wrap_schedulers(undo)
         self._wrap_scaler(undo)
@@ -113,16 +119,23 @@ class LifecycleSource(RecorderListener):
         cls = getattr(importlib.import_module(home), name)
         recorder, regions = self._recorder, self._regions
 
+        records, reports = self._demand.records_call((api,)), api == AUTOCAST_API and self._reports_autocast
+
         def entered(region: Any) -> None:
-            if not recorder.updating:
+            if records and recorder.watching and not recorder.updating:
                 regions[id(region)] = recorder.enter(REGION, (api,), "", context_facts())
+            if reports:
+                recorder.autocast_changed(entered=True)
 
         def left(region: Any) -> None:
             call = regions.pop(id(region), None)
             if call is not None:
                 recorder.leave(call)
+            if reports:
+                recorder.autocast_changed(entered=False)
 
-        around_block(undo, cls, recorder.guarded(self.name, entered), recorder.guarded(self.name, left))
+        guarded = functools.partial(recorder.guarded, self.name, always=reports)
+        around_block(undo, cls, guarded(entered), guarded(left))
 
     # -- schedulers ------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,9 @@ BACKWARD = ("torch.autograd.backward",)
 GRAD = ("torch.autograd.grad",)
 PARAMETER_GRAD = "parameter.grad"
 
+IS_NUMBERED = hasattr(torch.autograd, "_get_sequence_nr")
+"""Whether this release of torch numbers operations, see idle_autocast.py."""
+
 _MAX_CHAIN = 4
 """Multiplications and divisions by a number at the end of a loss: one for the scale, others for averaging."""
 
@@ -85,10 +88,9 @@ class AutogradSource:
         undo = UndoStack()
         guarded = recorder.guarded
         self._manual.attach(undo, demand, recorder)
-        if self._autocast is None and demand.takes_reading(AUTOCAST, IDLE_REGION):
-            self._autocast = IdleAutocast(self.name, recorder)
-        if self._autocast is not None:
-            self._autocast.attach(undo)
+        if self._autocast is None and demand.takes_reading(AUTOCAST, IDLE_REGION) and IS_NUMBERED:
+            self._autocast = IdleAutocast(recorder)
+            recorder.add_listener(self._autocast)
         replace(
             undo,
             torch.autograd,

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from traincheck.sources.base import around_block
 from traincheck.sources.recording.context_facts import autocast_dtype
-from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.builtin_rules import AUTOCAST, IDLE_REGION
@@ -39,38 +38,30 @@ class _Regions(threading.local):
         self.spans: list[tuple[int, int]] = []  # since the last backward
 
 
-class IdleAutocast:
+class IdleAutocast(RecorderListener):
     """Reports the first such region. `has_regions`: backwards are looked at, because the program uses autocast."""
 
-    def __init__(self, source: str, recorder: Recorder) -> None:
-        self._source = source
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._regions = _Regions()
         self._left = BACKWARDS
         self.has_regions = False
         self._site = ""
 
-    def attach(self, undo: UndoStack) -> None:
-        """Observe regions of autocast."""
-        if not self._left or not hasattr(torch.autograd, "_get_sequence_nr"):
-            return
-        guarded = self._recorder.guarded
-        cls = torch.amp.autocast_mode.autocast
-        around_block(
-            undo,
-            cls,
-            guarded(self._source, self._entered, always=True),
-            guarded(self._source, self._exited, always=True),
-        )
+    def autocast_changed(self, *, entered: bool) -> None:
+        if entered:
+            self._entered()
+        else:
+            self._exited()
 
-    def _entered(self, region: Any) -> None:
+    def _entered(self) -> None:
         if self._left:
             casts = torch.is_grad_enabled() and autocast_dtype() != "off"
             self._regions.starts.append(torch.autograd._get_sequence_nr() if casts else -1)
             self.has_regions = self.has_regions or casts
             self._site = self._recorder.sites.here() if casts else self._site
 
-    def _exited(self, region: Any) -> None:
+    def _exited(self) -> None:
         if self._regions.starts:
             start = self._regions.starts.pop()
             if start >= 0:

@@ -9,21 +9,23 @@ or an average is called beside the trained model, or follows it.
 Note [Layers that start alike]
 A constructor that sets the seed gives each of its layers the same random numbers. Layers with the same weights learn
 the same. They may also be equal on purpose, as copies of one layer. So parameters of a model count if they are equal
-and no copies, and constructors of modules, or functions that `Module.apply` calls, have set one seed repeatedly.
+and no copies, and a state of the random generator has come back while modules were made. (A patch of
+`torch.manual_seed` would not last: torch replaces this function when it imports its compiler.)
+
+Known limitations: generators of accelerators are not read, because that would wait for the device.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import Counter
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import xxhash
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
-from traincheck.sources.base import replace, replace_everywhere, wrapping
+from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.listener import RecorderListener
@@ -45,8 +47,8 @@ ELEMENTS = 64
 ENOUGH_ELEMENTS = 16
 """Random numbers that are equal in so many elements are no chance."""
 
-_SEEDED = 2
-"""Times that constructors set one seed before layers may be equal because of it."""
+MAX_STATES = 100_000
+"""States of the random generator that are remembered."""
 
 
 class _Copied(NamedTuple):
@@ -55,6 +57,32 @@ class _Copied(NamedTuple):
     copy: TensorReference
     original: TensorReference
     elements: torch.Tensor
+
+
+class RandomRepeats:
+    """Notices that a state of the random generator comes back while modules are made. `site` is the first line where.
+
+    A state comes back if it is that of an earlier registration of a module, and numbers were drawn in between: another
+    state shows that, or the random numbers in the parameters of this module.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._seen: set[int] = set()
+        self._last = 0
+        self.site = ""
+
+    def module_added(self, parent: nn.Module, name: str, module: Any) -> None:
+        """A module becomes part of another one."""
+        if self.site or len(self._seen) > MAX_STATES:
+            return
+        with hidden_from_modes():
+            state = xxhash.xxh3_64_intdigest(torch.get_rng_state().numpy().tobytes())
+            has_drawn = state != self._last or (module is not None and _is_random(module))
+        if state in self._seen and has_drawn:
+            self.site = self._recorder.sites.here()
+        self._seen.add(state)
+        self._last = state
 
 
 class ModelOrigins(RecorderListener):
@@ -69,8 +97,7 @@ class ModelOrigins(RecorderListener):
         self._recorder = recorder
         self.copies: dict[int, _Copied] = {}
         self._originals: set[int] = set()
-        self._seeds: Counter[int] = Counter()
-        self._site = ""
+        self._repeats = RandomRepeats(recorder)
         self._called: dict[int, weakref.ref[nn.Module]] = {}  # the models of this window
         self._reported: set[str] = set()
         self.set_demand(demand)
@@ -98,13 +125,8 @@ class ModelOrigins(RecorderListener):
             wrapping(lambda parameter, *_: parameter, copied, lambda parameter: None),
         )
         if self._finds_equal:
-            seeded = guarded(self._source, self._seeded, always=True)
-            replace_everywhere(
-                undo,
-                "torch",
-                "manual_seed",
-                wrapping(lambda seed: seed, lambda seed, _: seeded(seed), lambda seed: None),
-            )
+            added = guarded(self._source, self._repeats.module_added, always=True)
+            undo.callback(register_module_module_registration_hook(added).remove)
         if self._finds_stale:
             self._judge_evaluation = guarded(self._source, self._report_stale)
             self._recorder.at_end(self._judge_evaluation)
@@ -122,16 +144,11 @@ class ModelOrigins(RecorderListener):
                 self._originals.add(id(original))
                 self._recorder.add_listener(self)
 
-    def _seeded(self, seed: Any) -> None:
-        if _is_in_constructor(sys._getframe(1)):
-            self._seeds[int(seed)] += 1
-            self._site = self._site or self._recorder.sites.here()
-
     # -- layers that start alike -----------------------------------------------------------------------------------
 
     def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
         """Report the parameters of a new model that have the same random numbers."""
-        if not self._finds_equal or max(self._seeds.values(), default=0) < _SEEDED:
+        if not self._finds_equal or not self._repeats.site:
             return
         by_contents: dict[tuple[tuple[int, ...], bytes], list[str]] = {}
         with hidden_from_modes():
@@ -139,11 +156,11 @@ class ModelOrigins(RecorderListener):
                 if id(parameter) in self.copies or id(parameter) in self._originals:
                     continue
                 elements = _elements(parameter)
-                if elements is None or elements.numel() < ENOUGH_ELEMENTS or bool((elements == elements[0]).all()):
+                if elements is None or not _is_varied(elements):
                     continue
                 contents = elements.view(torch.uint8).cpu().numpy().tobytes()
                 by_contents.setdefault((tuple(parameter.shape), contents), []).append(plain_name(name))
-        context = facts(site=self._site)
+        context = facts(site=self._repeats.site)
         for names in by_contents.values():
             for name in names if len(names) > 1 else ():
                 seq, value = self._recorder.next_seq(), len(names)
@@ -201,21 +218,16 @@ def _elements(parameter: torch.Tensor) -> torch.Tensor | None:
     return elements
 
 
+def _is_varied(elements: torch.Tensor) -> bool:
+    return elements.numel() >= ENOUGH_ELEMENTS and not bool((elements == elements[0]).all())
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a module has parameters of its own on the CPU that are not constant."""
+    own = (p for p in module._parameters.values() if p is not None and p.device.type == "cpu")
+    return any(elements is not None and _is_varied(elements) for elements in map(_elements, own))
+
+
 def _equals(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
     now = _elements(parameter)
     return now is not None and now.shape == elements.shape and same_bits(now, elements.to(now.device, now.dtype))
-
-
-def _is_in_constructor(frame: FrameType | None) -> bool:
-    """Whether a frame runs inside the constructor of a module, or a function that `Module.apply` calls."""
-    while frame is not None:
-        code = frame.f_code
-        if code is _APPLY:
-            return True
-        if code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
-            return True
-        frame = frame.f_back
-    return False
-
-
-_APPLY = nn.Module.apply.__code__

@@ -45,6 +45,9 @@ class RecorderListener:
     def source_switched(self, source: str, *, off: bool) -> None:
         """A source was switched off, or on again."""
 
+    def autocast_changed(self, *, entered: bool) -> None:
+        """A region of autocast begins or ends."""
+
     def scheduler_stepped(self, scheduler: Any) -> None:
         """A scheduler stepped in a compiled function, where patches of its `step` are suspended."""
 
@@ -77,6 +80,7 @@ class Listeners:
         self.forward_awaited: tuple[Callable[[], None], ...] = select("forward_awaited")
         self.optimizer_stepped: tuple[Callable[[], None], ...] = select("optimizer_stepped")
         self.source_switched: tuple[Callable[..., None], ...] = select("source_switched")
+        self.autocast_changed: tuple[Callable[..., None], ...] = select("autocast_changed")
         self.scheduler_stepped: tuple[Callable[[Any], None], ...] = select("scheduler_stepped")
 
     def _overrides(self, event: str) -> tuple[Any, ...]:

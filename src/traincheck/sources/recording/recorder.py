@@ -121,6 +121,11 @@ class Recorder:
         for suspicion_raised in self._listeners.suspicion_raised:
             suspicion_raised()
 
+    def autocast_changed(self, *, entered: bool) -> None:
+        """A region of autocast begins or ends, see `RecorderListener.autocast_changed`."""
+        for autocast_changed in self._listeners.autocast_changed:
+            autocast_changed(entered=entered)
+
     def report_scheduler_step(self, scheduler: Any) -> None:
         """A scheduler stepped in a compiled function, see `RecorderListener.scheduler_stepped`."""
         for scheduler_stepped in self._listeners.scheduler_stepped:
