@@ -13,16 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from traincheck.checking.digests import Selection
 from traincheck.runtime.ranks.rank_protocol import (
     LARGEST,
+    Alive,
     Connection,
     Ended,
-    FullWindow,
     Hello,
     Message,
     Stop,
+    ValueDigestsRequest,
+    ValuesRequest,
     WindowDigest,
-    WindowRequest,
+    WindowValueDigests,
+    WindowValues,
 )
 from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 
@@ -63,11 +67,15 @@ windows = st.builds(
     readings=st.lists(readings, max_size=3).map(tuple),
 )
 ranks = st.integers(0, 2**31)
+sections = st.frozensets(texts, max_size=1)  # the text of a larger set has no order
 messages = st.one_of(
     st.builds(Hello, ranks, texts),
     st.builds(WindowDigest, windows),
-    st.builds(WindowRequest, positions),
-    st.builds(FullWindow, positions, st.none() | windows),
+    st.builds(ValueDigestsRequest, positions, positions, sections),
+    st.builds(WindowValueDigests, positions, st.none() | st.dictionaries(texts, st.lists(positions, max_size=2))),
+    st.builds(ValuesRequest, positions, positions, st.builds(Selection, sections, sections)),
+    st.builds(WindowValues, positions, st.none() | windows),
+    st.just(Alive()),
     st.just(Ended()),
     st.builds(Stop, texts, positions),
 )
@@ -169,8 +177,8 @@ def test_an_incomplete_message_times_out(wire: tuple[socket.socket, Connection])
 
 def test_a_message_in_time_leaves_the_line_as_it_was(wire: tuple[socket.socket, Connection]) -> None:
     bare, line = wire
-    Connection(bare).send(WindowRequest(7))
-    assert line.receive(seconds=10) == WindowRequest(7) and line._connection.gettimeout() is None
+    Connection(bare).send(Stop("found", 7))
+    assert line.receive(seconds=10) == Stop("found", 7) and line._connection.gettimeout() is None
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\0", struct.pack("!I", 5) + b"abc"], ids=["nothing", "a bit", "half"])
