@@ -61,11 +61,15 @@ class Data:
 
 @dataclass(frozen=True)
 class Expected:
-    """A finding that is true: its diagnosis, the place in the program (FILE:LINE), and why it is true."""
+    """A finding that is true: its diagnosis, the place in the program (FILE:LINE), and why it is true.
+
+    Without `always`, it depends on chance, such as what is in memory that nothing has written.
+    """
 
     diagnosis: str
     where: str
     reason: str
+    always: bool = True
 
 
 @dataclass(frozen=True)
