@@ -238,6 +238,16 @@ def layers_are_copies() -> None:
     stacked(blocks=[first, copy.deepcopy(first), Seeded(seeds=False)])
 
 
+def layers_take_their_weights_from_others() -> None:
+    """A copy by hand, while the program sets its seed twice."""
+    torch.manual_seed(0)
+    trained(Net())
+    torch.manual_seed(0)
+    first, second = Seeded(seeds=False), Seeded(seeds=False)
+    second.layer.weight.data.copy_(first.layer.weight.data)
+    stacked(blocks=[first, second])
+
+
 def evaluated(*, copies: bool = True, updates: bool = False) -> None:
     model = Net()
     other = copy.deepcopy(model) if copies else model
@@ -339,6 +349,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         a_layer_is_called_from_outside,
         layers_do_not_set_the_seed,
         layers_are_copies,
+        layers_take_their_weights_from_others,
         an_average_is_evaluated,
         the_model_is_evaluated,
         a_copy_is_evaluated_beside_the_model,

@@ -106,9 +106,7 @@ _ERRORS: Mapping[str, _Error] = {
     EQUAL_LAYERS: _Error(
         START,
         STARTS_DIFFER,
-        lambda readings: (
-            f"{len(readings)} parameters are equal to others, and the random generator began again while they were made"
-        ),
+        lambda readings: f"{len(readings)} parameters are equal, and the seed was the same when they were made",
     ),
     UNSTEPPED_SCHEDULER: _Error(
         EFFECT, IS_STEPPED, lambda readings: f"it was built for {readings[0].value}, and the run is over"

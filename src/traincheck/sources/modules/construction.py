@@ -46,7 +46,7 @@ _CONTEXTS = {kind: facts(kind=kind) for kind in (MODULE, BUFFER)}
 _T = TypeVar("_T")
 
 
-class _PerModule(Generic[_T]):
+class PerModule(Generic[_T]):
     """A value for each module, by identity, for as long as the module lives."""
 
     def __init__(self) -> None:
@@ -164,9 +164,9 @@ class ConstructionReadings:
     def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
-        self._built: _PerModule[dict[str, FactValue]] = _PerModule()
-        self._buffers: _PerModule[dict[str, torch.Tensor]] = _PerModule()
-        self._switched: _PerModule[bool] = _PerModule()
+        self._built: PerModule[dict[str, FactValue]] = PerModule()
+        self._buffers: PerModule[dict[str, torch.Tensor]] = PerModule()
+        self._switched: PerModule[bool] = PerModule()
         self._trees: dict[int, _Tree] = {}
         self._uninitialised = UninitialisedReadings(demand, recorder)
         self.set_demand(demand)

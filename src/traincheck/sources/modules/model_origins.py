@@ -9,7 +9,7 @@ or an average is called beside the trained model, or follows it.
 Note [Layers that start alike]
 A constructor that sets the seed gives each of its layers the same random numbers. Layers with the same weights learn
 the same. They may also be equal on purpose, as copies of one layer. So parameters of a model count if they are equal
-and no copies, and a state of the random generator has come back while modules were made. (A patch of
+and no copies, and the random generator was in the same state when their modules had been made. (A patch of
 `torch.manual_seed` would not last: torch replaces this function when it imports its compiler.)
 
 Known limitations: generators of accelerators are not read, because that would wait for the device.
@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.modules.construction import PerModule
 from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.listener import RecorderListener
@@ -48,7 +49,7 @@ ENOUGH_ELEMENTS = 16
 """Random numbers that are equal in so many elements are no chance."""
 
 MAX_STATES = 100_000
-"""States of the random generator that are remembered."""
+"""States of the random generator that are remembered, the first ones."""
 
 
 class _Copied(NamedTuple):
@@ -59,30 +60,32 @@ class _Copied(NamedTuple):
     elements: torch.Tensor
 
 
-class RandomRepeats:
-    """Notices that a state of the random generator comes back while modules are made. `site` is the first line where.
+class GeneratorStates:
+    """The state of the random generator when each module with parameters of its own became part of another one.
 
-    A state comes back if it is that of an earlier registration of a module, and numbers were drawn in between: another
-    state shows that, or the random numbers in the parameters of this module.
+    `site` is the first line where an earlier state was back.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._seen: set[int] = set()
-        self._last = 0
+        self._states: PerModule[int] = PerModule()
         self.site = ""
 
     def module_added(self, parent: nn.Module, name: str, module: Any) -> None:
         """A module becomes part of another one."""
-        if self.site or len(self._seen) > MAX_STATES:
+        if module is None or not module._parameters or module in self._states or len(self._seen) > MAX_STATES:
             return
         with hidden_from_modes():
             state = xxhash.xxh3_64_intdigest(torch.get_rng_state().numpy().tobytes())
-            has_drawn = state != self._last or (module is not None and _is_random(module))
-        if state in self._seen and has_drawn:
+        if state in self._seen and not self.site:
             self.site = self._recorder.sites.here()
         self._seen.add(state)
-        self._last = state
+        self._states.put(module, state)
+
+    def of(self, module: nn.Module) -> int | None:
+        """The state, None if it is unknown."""
+        return self._states.get(module)
 
 
 class ModelOrigins(RecorderListener):
@@ -97,7 +100,7 @@ class ModelOrigins(RecorderListener):
         self._recorder = recorder
         self.copies: dict[int, _Copied] = {}
         self._originals: set[int] = set()
-        self._repeats = RandomRepeats(recorder)
+        self._states = GeneratorStates(recorder)
         self._called: dict[int, weakref.ref[nn.Module]] = {}  # the models of this window
         self._reported: set[str] = set()
         self.set_demand(demand)
@@ -113,7 +116,7 @@ class ModelOrigins(RecorderListener):
         return self._finds_equal or self._finds_stale
 
     def attach(self, undo: UndoStack) -> None:
-        """Observe copies of parameters, and seeds that constructors set."""
+        """Observe copies of parameters, and the registration of modules."""
         if not self.enabled:
             return
         guarded = self._recorder.guarded
@@ -125,7 +128,7 @@ class ModelOrigins(RecorderListener):
             wrapping(lambda parameter, *_: parameter, copied, lambda parameter: None),
         )
         if self._finds_equal:
-            added = guarded(self._source, self._repeats.module_added, always=True)
+            added = guarded(self._source, self._states.module_added, always=True)
             undo.callback(register_module_module_registration_hook(added).remove)
         if self._finds_stale:
             self._judge_evaluation = guarded(self._source, self._report_stale)
@@ -148,25 +151,26 @@ class ModelOrigins(RecorderListener):
 
     def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
         """Report the parameters of a new model that have the same random numbers."""
-        if not self._finds_equal or not self._repeats.site:
+        if not self._finds_equal or not self._states.site:
             return
-        by_contents: dict[tuple[tuple[int, ...], bytes], list[str]] = {}
+        by_start: dict[tuple[tuple[int, ...], int | None, bytes], list[str]] = {}
         with hidden_from_modes():
-            for name, parameter in module.named_parameters():
-                if id(parameter) in self.copies or id(parameter) in self._originals:
-                    continue
-                elements = _elements(parameter)
-                if elements is None or not _is_varied(elements):
-                    continue
-                contents = elements.view(torch.uint8).cpu().numpy().tobytes()
-                by_contents.setdefault((tuple(parameter.shape), contents), []).append(plain_name(name))
-        context = facts(site=self._repeats.site)
-        for names in by_contents.values():
+            for path, inner in module.named_modules():
+                state = self._states.of(inner)
+                for name, parameter in inner._parameters.items() if state is not None else ():
+                    elements = None if parameter is None or self._is_copied(parameter) else _elements(parameter)
+                    if elements is not None and _is_varied(elements):
+                        start = tuple(elements.shape), state, elements.view(torch.uint8).cpu().numpy().tobytes()
+                        by_start.setdefault(start, []).append(plain_name(f"{path}.{name}"))
+        context = facts(site=self._states.site)
+        for names in by_start.values():
             for name in names if len(names) > 1 else ():
-                seq, value = self._recorder.next_seq(), len(names)
-                variable = f"{outermost}.{name}"
-                reading = Reading(seq, call, variable, PARAMETER, SAME_START, value, context=context)
+                seq, variable = self._recorder.next_seq(), f"{outermost}.{name}"
+                reading = Reading(seq, call, variable, PARAMETER, SAME_START, len(names), context=context)
                 self._recorder.record_reading(reading)
+
+    def _is_copied(self, parameter: nn.Parameter) -> bool:
+        return id(parameter) in self.copies or id(parameter) in self._originals
 
     # -- stale copies ----------------------------------------------------------------------------------------------
 
@@ -220,12 +224,6 @@ def _elements(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def _is_varied(elements: torch.Tensor) -> bool:
     return elements.numel() >= ENOUGH_ELEMENTS and not bool((elements == elements[0]).all())
-
-
-def _is_random(module: nn.Module) -> bool:
-    """Whether a module has parameters of its own on the CPU that are not constant."""
-    own = (p for p in module._parameters.values() if p is not None and p.device.type == "cpu")
-    return any(elements is not None and _is_varied(elements) for elements in map(_elements, own))
 
 
 def _equals(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
