@@ -9,53 +9,28 @@ from __future__ import annotations
 import functools
 
 from traincheck.vocab.builtin_rules import (
-    CASTS,
-    COPIES,
-    DEVICES,
-    EFFECT,
-    EQUAL_LAYERS,
-    EVALUATED,
-    EVALUATES_TRAINED,
-    FIRST_USE,
-    FLAGS,
     FLOW,
     FLOW_OF_GRADIENTS,
     GRAD,
-    IDLE,
-    IDLE_AUTOCAST,
     IN_MODE_AROUND,
     IN_TRAINING_MODE,
-    IS_STEPPED,
     KEEPS_STATE,
-    KEPT_IS_LOADED,
-    KEPT_STATE,
-    KEPT_WEIGHTS,
     LAYERS,
     LEARNING_OF_LAYERS,
     LOGITS,
-    MEMORY,
     MODE,
     NOT_ALL_ZERO,
     NOT_ZERO_FOR_LONG,
     REPLACED_OPTIMIZER,
-    SAME_COPIES,
+    REPORTED,
+    REPORTED_ERRORS,
     SCORES,
     SHUFFLED,
     SHUFFLES,
-    STALE_COPY,
-    START,
-    STARTS_DIFFER,
     STRETCH,
     SUCCESSION,
-    UNREAD,
-    UNREAD_BY_OPTIMIZER,
-    UNREAD_IS_READ,
-    UNSTEPPED_SCHEDULER,
     UNUSED,
-    USE,
-    USED,
     WITH_LOGITS,
-    WRITTEN,
     sentence_of,
 )
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
@@ -66,28 +41,21 @@ RELATION = "Periodic"
 
 
 def of_training() -> tuple[Invariant, ...]:
-    """The rules about gradients and their way to an update, the mode of models, unwritten memory, and copies."""
-    flow = Subject(GRAD, FLOW)
-    zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
+    """The rules about gradients and their way to an update, the mode of models, and errors that sources report."""
+    zeros = Subject(GRAD, STRETCH)
     return (
         _rule(zeros, NOT_ALL_ZERO, ERROR),
         _rule(zeros, NOT_ZERO_FOR_LONG, NOTICE),
-        _rule(idle, USED, ERROR),
-        _rule(unused, USED, NOTICE),
-        *(_rule(flow, prop, ERROR) for prop in FLOW_OF_GRADIENTS),
+        *(_rule(Subject(GRAD, FLOW), prop, ERROR) for prop in FLOW_OF_GRADIENTS),
         *(_rule(Subject(GRAD, LAYERS), prop, ERROR) for prop in LEARNING_OF_LAYERS),
         *(_rule(Subject(prop.object, MODE), prop, ERROR) for prop in (IN_TRAINING_MODE, IN_MODE_AROUND)),
         _rule(Subject(SHUFFLES.object, SHUFFLED), SHUFFLES, ERROR),
-        *(_rule(Subject(quantity, FLAGS), UNREAD_IS_READ, ERROR) for quantity in (UNREAD, UNREAD_BY_OPTIMIZER)),
         _rule(Subject(WITH_LOGITS, LOGITS), SCORES, ERROR),
-        _rule(Subject(KEPT_WEIGHTS, KEPT_STATE), KEPT_IS_LOADED, ERROR),
-        _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
-        _rule(Subject(EQUAL_LAYERS, START), STARTS_DIFFER, ERROR),
-        _rule(Subject(IDLE_AUTOCAST, EFFECT), CASTS, ERROR),
-        _rule(Subject(UNSTEPPED_SCHEDULER, EFFECT), IS_STEPPED, ERROR),
-        _rule(Subject(STALE_COPY, EVALUATED), EVALUATES_TRAINED, ERROR),
         _rule(Subject(REPLACED_OPTIMIZER, SUCCESSION), KEEPS_STATE, ERROR),
-        _rule(Subject(COPIES, DEVICES), SAME_COPIES, ERROR),
+        *(
+            _rule(Subject(quantity, REPORTED), prop, NOTICE if quantity == UNUSED else ERROR)
+            for quantity, prop in REPORTED_ERRORS.items()
+        ),
     )
 
 

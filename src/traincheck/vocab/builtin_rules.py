@@ -25,94 +25,82 @@ from traincheck.vocab.properties import (
     TAKES_OVER,
 )
 
-STRETCH, USE, FLOW, MODE, FIRST_USE, DEVICES = "stretch", "use", "flow", "mode", "first use", "devices"
-"""The grains of the rules: consecutive steps, the use of gradients in a run, the way of each gradient to an update, the
-mode of a model that is trained, the first call of a model, and the devices of one process."""
+STRETCH, FLOW, LAYERS, MODE = "stretch", "flow", "layers", "mode"
+"""Grains of rules: consecutive steps, the way of each gradient to an update, the layers of a model, and the mode of a
+model that is trained."""
 
-GRAD = "parameter.grad"
-RUN, UNUSED_GRADIENTS, IDLE_OPTIMIZER = "run", "unused_gradients", "idle_optimizer"
-UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
+SHUFFLED, LOGITS, SUCCESSION = "shuffled pass", "scores", "succession"
+"""Grains: samplers that shuffle, the input of a loss with logits, and an optimizer that replaces another."""
 
-PARAMETER, UNINITIALISED = "parameter", "uninitialised"
-MEMORY = f"{PARAMETER}.{UNINITIALISED}"
-SAME_START = "same_start"
-EQUAL_LAYERS = f"{PARAMETER}.{SAME_START}"
-MODEL, STALE = "model", "stale_copy"
-STALE_COPY = f"{MODEL}.{STALE}"
-UNUSED_LAYERS = "unused_layers"
-UNUSED_LAYER = f"module.{UNUSED_LAYERS}"
-SCHEDULER, NEVER_STEPPED = "scheduler", "never_stepped"
-UNSTEPPED_SCHEDULER = f"{SCHEDULER}.{NEVER_STEPPED}"
-AUTOCAST, IDLE_REGION = "autocast", "idle_region"
-IDLE_AUTOCAST = f"{AUTOCAST}.{IDLE_REGION}"
-REPLACED = "replaced"
-REPLACED_OPTIMIZER = f"optimizer.{REPLACED}"
+REPORTED = "reported"
+"""The grain of rules about errors that a source has decided by itself (relations/periodic/reported_errors.py)."""
+
+GRAD, PARAMETER, MODEL, AUTOCAST, SCHEDULER, RUN = (
+    "parameter.grad",
+    "parameter",
+    "model",
+    "autocast",
+    "scheduler",
+    "run",
+)
+UNUSED_GRADIENTS, IDLE_OPTIMIZER, UNINITIALISED = "unused_gradients", "idle_optimizer", "uninitialised"
+SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "never_stepped", "idle_region"
+UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES = "different_copies"
-COPIES = f"{PARAMETER}.{DIFFERENT_COPIES}"
+"""The kinds and attributes of readings."""
+
+UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
+MEMORY, EQUAL_LAYERS, COPIES = (f"{PARAMETER}.{name}" for name in (UNINITIALISED, SAME_START, DIFFERENT_COPIES))
+LOADED, UNREAD, UNUSED_LAYER = (f"module.{name}" for name in (PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS))
+UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
+STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
+IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
+WITH_LOGITS = "torch.nn.functional.binary_cross_entropy_with_logits"
 
 NOT_ALL_ZERO = Property(IS_NOT_ZERO, GRAD, "in some step")
 NOT_ZERO_FOR_LONG = Property(IS_NOT_ZERO, GRAD, "for each parameter")
-USED = Property(ARE_USED, GRAD, "by an update")
+
 USED_BEFORE_CLEARED = Property(ARE_USED, GRAD, "before they are cleared")
 CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
+AFTER_AVERAGING = Property(ARE_USED, GRAD, "after ranks averaged them")
+AFTER_UNSCALING = Property(ARE_USED, GRAD, "after they are unscaled")
+FLOW_OF_GRADIENTS = (USED_BEFORE_CLEARED, CLIPPED_LAST, SEEN_BY_CLIPPING, AFTER_UNSCALING, AFTER_AVERAGING)
+
 IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
 IS_CALLED = Property(ARE_USED, UNUSED_LAYER, "by the model that makes it")
-AFTER_AVERAGING = Property(ARE_USED, GRAD, "after ranks averaged them")
-AFTER_UNSCALING = Property(ARE_USED, GRAD, "after they are unscaled")
-FLAGS = "flags"
-"""The grain of the rules about settings of modules, parameters and optimizers."""
+LEARNING_OF_LAYERS = (IS_PART_OF_ITS_MODEL, WITH_GRADIENTS_ON, IS_CALLED)
 
-KEPT_STATE = "kept state"
-"""The grain of the rule about states that a program keeps."""
-
-KEPT_WEIGHTS = f"{CHECKPOINT}.{KEPT}"
-KEPT_IS_LOADED = Property(IS_LOADED, KEPT_WEIGHTS, "as it was kept")
-
-PRETRAINED = "pretrained"
-LOADED = f"module.{PRETRAINED}"
-UNREAD_SETTINGS = "unread_settings"
-UNREAD = f"module.{UNREAD_SETTINGS}"
-UNREAD_BY_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}"
-UNREAD_IS_READ = Property(IS_READ, "setting", "by torch")
-
-START, EVALUATED, SUCCESSION = "start", "evaluated model", "succession"
-"""The grains of the rules about equal layers of a new model, the model that is evaluated, and an optimizer that
-replaces another."""
-
-STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
-EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
-EFFECT = "effect"
-"""The grain of the rules about autocast regions and schedulers."""
-
-IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
-CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
-KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
-SHUFFLED = "shuffled pass"
-"""The grain of the rule about samplers that shuffle."""
-
-SHUFFLES = Property(DIFFERS_BETWEEN_PASSES, "loader.order", "if the sampler shuffles")
-LOGITS = "scores"
-"""The grain of the rule about the input of a loss with logits."""
-
-WITH_LOGITS = "torch.nn.functional.binary_cross_entropy_with_logits"
-SCORES = Property(ARGUMENT_VALUES, "input", "no sigmoid or softmax was applied")
 IN_TRAINING_MODE = Property(RUNS_IN, "torch.nn.Module.forward", "training mode")
 IN_MODE_AROUND = Property(RUNS_IN, "torch.nn.Module.forward", "the mode of the module around it")
-FLOW_OF_GRADIENTS = (
-    USED_BEFORE_CLEARED,
-    CLIPPED_LAST,
-    SEEN_BY_CLIPPING,
-    AFTER_UNSCALING,
-    AFTER_AVERAGING,
-)
-LAYERS = "layers"
-"""The grain of the rules about layers that do not learn."""
+SHUFFLES = Property(DIFFERS_BETWEEN_PASSES, "loader.order", "if the sampler shuffles")
+SCORES = Property(ARGUMENT_VALUES, "input", "no sigmoid or softmax was applied")
+KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 
-LEARNING_OF_LAYERS = (IS_PART_OF_ITS_MODEL, WITH_GRADIENTS_ON, IS_CALLED)
+USED = Property(ARE_USED, GRAD, "by an update")
+UNREAD_IS_READ = Property(IS_READ, "setting", "by torch")
+KEPT_IS_LOADED = Property(IS_LOADED, KEPT_WEIGHTS, "as it was kept")
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
+STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
+EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
+IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
+CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
+REPORTED_ERRORS = {
+    IDLE: USED,
+    UNUSED: USED,
+    UNREAD: UNREAD_IS_READ,
+    UNREAD_BY_OPTIMIZER: UNREAD_IS_READ,
+    KEPT_WEIGHTS: KEPT_IS_LOADED,
+    MEMORY: WRITTEN,
+    EQUAL_LAYERS: STARTS_DIFFER,
+    STALE_COPY: EVALUATES_TRAINED,
+    UNSTEPPED_SCHEDULER: IS_STEPPED,
+    IDLE_AUTOCAST: CASTS,
+    COPIES: SAME_COPIES,
+}
+"""The property that each of these readings violates."""
 
 FIRST = 10
 """The first steps. An initialisation with zeros (adapters, a last layer) ends after one or two; a run that learns

@@ -21,7 +21,7 @@ from traincheck.relations.periodic.counters import Counters
 from traincheck.relations.periodic.gradient_use import GradientUse
 from traincheck.relations.periodic.model_use import LayerUse, SquashedScores, TrainingMode
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
-from traincheck.relations.periodic.reported_errors import ReplacedOptimizers, ReportedErrors
+from traincheck.relations.periodic.reported_errors import OptimizerSuccession, ReportedErrors
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
 from traincheck.relations.periodic.schedule_length import ScheduleLength
 from traincheck.relations.periodic.update_intervals import UpdateIntervals
@@ -41,7 +41,7 @@ class Periodic(Composite):
         TrainingMode,
         SquashedScores,
         ReportedErrors,
-        ReplacedOptimizers,
+        OptimizerSuccession,
         Counters,
         UpdateIntervals,
         LoaderPasses,

@@ -14,58 +14,32 @@ benchmark of the backward may have it in training mode, so the finding is a noti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import NEXT, UPDATE, Part, StatelessPart, calls_of, named, number, site_of
 from traincheck.vocab.builtin_rules import (
-    CASTS,
     COPIES,
-    DEVICES,
-    EFFECT,
     EQUAL_LAYERS,
-    EVALUATED,
-    EVALUATES_TRAINED,
-    FIRST_USE,
-    FLAGS,
     IDLE,
     IDLE_AUTOCAST,
-    IS_STEPPED,
     KEEPS_STATE,
-    KEPT_IS_LOADED,
-    KEPT_STATE,
     KEPT_WEIGHTS,
     MEMORY,
     REPLACED_OPTIMIZER,
+    REPORTED,
+    REPORTED_ERRORS,
     RUN,
-    SAME_COPIES,
     STALE_COPY,
-    START,
-    STARTS_DIFFER,
     SUCCESSION,
     UNREAD,
     UNREAD_BY_OPTIMIZER,
-    UNREAD_IS_READ,
     UNSTEPPED_SCHEDULER,
     UNUSED,
-    USE,
-    USED,
-    WRITTEN,
     sentence_of,
 )
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
-
-
-class _Error(NamedTuple):
-    """A kind of error: the grain and the property of its rule, and a note for readings of one site. `is_of_call`: it is
-    found at the call of the reading, not at the reading."""
-
-    grain: str
-    prop: Property
-    note: Callable[[Sequence[Reading]], str] = lambda _: ""
-    is_of_call: bool = False
 
 
 def _unused(readings: Sequence[Reading]) -> str:
@@ -78,57 +52,29 @@ def _idle(readings: Sequence[Reading]) -> str:
     return f"{_unused(readings)}; {holder} holds parameters that got gradients, and it has never stepped"
 
 
-_ERRORS: Mapping[str, _Error] = {
-    UNUSED: _Error(USE, USED, _unused),
-    IDLE: _Error(USE, USED, _idle),
-    UNREAD: _Error(
-        FLAGS,
-        UNREAD_IS_READ,
-        lambda readings: (
-            f"the program set {readings[0].value}=False there, and torch reads only requires_grad of parameters"
-        ),
+_NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
+    UNUSED: _unused,
+    IDLE: _idle,
+    UNREAD: lambda readings: (
+        f"the program set {readings[0].value}=False there, and torch reads only requires_grad of parameters"
     ),
-    UNREAD_BY_OPTIMIZER: _Error(
-        FLAGS,
-        UNREAD_IS_READ,
-        lambda readings: f"the program set the attribute {readings[0].value}, and the optimizer reads param_groups",
+    UNREAD_BY_OPTIMIZER: lambda readings: (
+        f"the program set the attribute {readings[0].value}, and the optimizer reads param_groups"
     ),
-    KEPT_WEIGHTS: _Error(
-        KEPT_STATE,
-        KEPT_IS_LOADED,
-        lambda readings: f"{readings[0].value} updates have changed the state since state_dict() returned it",
+    KEPT_WEIGHTS: lambda readings: f"{readings[0].value} updates have changed the state since state_dict() returned it",
+    MEMORY: lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
+    EQUAL_LAYERS: lambda readings: (
+        f"{len(readings)} parameters are equal, and the seed was the same when they were made"
     ),
-    MEMORY: _Error(
-        FIRST_USE,
-        WRITTEN,
-        lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
-    ),
-    EQUAL_LAYERS: _Error(
-        START,
-        STARTS_DIFFER,
-        lambda readings: f"{len(readings)} parameters are equal, and the seed was the same when they were made",
-    ),
-    UNSTEPPED_SCHEDULER: _Error(
-        EFFECT, IS_STEPPED, lambda readings: f"it was built for {readings[0].value}, and the run is over"
-    ),
-    IDLE_AUTOCAST: _Error(
-        EFFECT,
-        CASTS,
-        lambda _: "the graph of the loss has matrix products in single precision, and no cast",
-    ),
-    STALE_COPY: _Error(
-        EVALUATED,
-        EVALUATES_TRAINED,
-        lambda readings: f"it is a copy of {readings[0].value}, which training has changed since",
-    ),
-    COPIES: _Error(DEVICES, SAME_COPIES, is_of_call=True),
+    STALE_COPY: lambda readings: f"it is a copy of {readings[0].value}, which training has changed since",
+    UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
+    IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
+    COPIES: lambda _: "",
 }
-"""The errors by the quantity of their reading."""
-
-_GRAINS = frozenset(error.grain for error in _ERRORS.values())
+"""What a finding says of readings of one site, by their quantity."""
 
 
-class ReplacedOptimizers(Part):
+class OptimizerSuccession(Part):
     """Optimizers that replace an equal one without its state (sources/optimizers/replaced_optimizers.py), if both learn
     from one loader. (With a loader for each task, the program may mean a new beginning.)"""
 
@@ -173,24 +119,23 @@ class ReportedErrors(StatelessPart):
         """Yield an occasion for the readings of each error that have one site, call and value."""
         groups: dict[tuple[str, str, int, object], list[Reading]] = {}
         for reading in window.readings:
-            if named(reading) in _ERRORS:
+            if named(reading) in REPORTED_ERRORS:
                 key = named(reading), site_of(reading), reading.call, reading.value
                 groups.setdefault(key, []).append(reading)
         for (quantity, site, call, _), readings in groups.items():
-            error = _ERRORS[quantity]
             yield Occasion(
-                Subject(quantity, error.grain),
+                Subject(quantity, REPORTED),
                 context_of((), window.stage),
-                *outcome_of(error.prop, False),
-                call if error.is_of_call else readings[0].seq,
+                *outcome_of(REPORTED_ERRORS[quantity], False),
+                call if quantity == COPIES else readings[0].seq,
                 tuple(reading.variable for reading in readings if reading.kind != RUN),
                 site=site,
-                note=error.note(readings),
+                note=_NOTES[quantity](readings),
             )
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
-        return subject.grain in _GRAINS
+        return subject.grain == REPORTED
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
