@@ -21,6 +21,7 @@ They are judged if other rules need gradients.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, outcome_of
@@ -77,8 +78,9 @@ class GradientUse(Part):
         self._used: set[str] = set()  # those of them that an update has used since
         self._empty_clipping: Call | None = None
         self._scaled_backwards: set[int] = set()  # of this window
-        self._averages: list[int] = []  # the positions of collectives of this window
-        self._unscalings: list[int] = []  # the positions of those of this window that are still to come
+        self._averages: list[int] = []  # the positions of collectives of this window that are still to come
+        self._unscalings: list[int] = []  # and of calls that unscale gradients
+        self._are_scaled = self._are_local = False  # whether some gradient has the flag
         self._is_scaled = False  # the program has scaled a loss since the last backward
 
     def forget(self) -> None:
@@ -112,12 +114,12 @@ class GradientUse(Part):
     def _follow(self, window: Window, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         if change.kind != "parameter":
             return
-        while self._unscalings and self._unscalings[0] < change.seq:
-            del self._unscalings[0]
-            self._flags = {name: flags & ~_SCALED for name, flags in self._flags.items()}
-        while self._averages and self._averages[0] < change.seq:
-            del self._averages[0]
-            self._flags = {name: flags & ~_LOCAL for name, flags in self._flags.items()}
+        if self._are_scaled and _passes(self._unscalings, change.seq):
+            self._remove_flag(_SCALED)
+            self._are_scaled = False
+        if self._are_local and _passes(self._averages, change.seq):
+            self._remove_flag(_LOCAL)
+            self._are_local = False
         call = window.by_seq.get(change.call)
         api = call.levels[-1] if call is not None else ""
         if change.attribute == "data":
@@ -141,6 +143,9 @@ class GradientUse(Part):
         is_held = value_of(change.context, "held") != "none"
         backward = window.by_seq[change.call]
         is_local = NO_SYNC in str(value_of(backward.context, "within"))
+        is_scaled = change.call in self._scaled_backwards
+        self._are_local, self._are_scaled = self._are_local or is_local, self._are_scaled or is_scaled
+        new = _FILLED | (_SCALED if is_scaled else 0) | (_LOCAL if is_local else 0)
         for name in names:
             flags = self._flags.get(name, 0)
             if change.before != "some":
@@ -150,8 +155,10 @@ class GradientUse(Part):
             elif flags & _CLIPPED:
                 flags |= _ADDED
             if len(self._flags) < MAX_VARIABLES:
-                scaled = _SCALED if change.call in self._scaled_backwards else 0
-                self._flags[name] = (flags & ~_LOCAL) | _FILLED | scaled | (_LOCAL if is_local else 0)
+                self._flags[name] = (flags & ~_LOCAL) | new
+
+    def _remove_flag(self, flag: int) -> None:
+        self._flags = {name: flags & ~flag for name, flags in self._flags.items()}
 
     def _clear(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         for name in names:
@@ -215,6 +222,13 @@ class GradientUse(Part):
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return sentence_of(subject, prop)
+
+
+def _passes(positions: list[int], seq: int) -> bool:
+    """Remove the positions before `seq`; whether there were any."""
+    number = bisect.bisect_left(positions, seq)
+    del positions[:number]
+    return number > 0
 
 
 def _is_inside(call: Call, api: str, window: Window) -> bool:
