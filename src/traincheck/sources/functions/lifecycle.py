@@ -44,8 +44,7 @@ REGIONS: tuple[tuple[str, str, str], ...] = (
 """Context managers: a call lasts from entry to exit."""
 
 AUTOCAST_API = "torch.autocast"
-"""The region that another source follows as well, see `RecorderListener`: two patches of a method cannot be removed in
-any order."""
+"""The region that another source follows as well, see `RecorderListener.autocast_changed`."""
 
 SCALER_METHODS = ("scale", "unscale_", "step", "update")
 UNKNOWN_SCALE = 0.0
