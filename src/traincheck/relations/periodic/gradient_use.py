@@ -89,7 +89,7 @@ class GradientUse(Part):
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each gradient that leaves its path, once for each parameter."""
         failures: _Failures = {}
-        self._note_scaling(window)
+        self._note_positions(window)
         for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
             self._follow(window, change, window.variables_at(positions), failures)
         yield from self._judge_clipping(window)
@@ -99,8 +99,8 @@ class GradientUse(Part):
                 self._reported.update((prop, name) for name in new)
                 yield _occasion(window, prop, seq, new)
 
-    def _note_scaling(self, window: Window) -> None:
-        """Note which backwards start from a scaled loss, and where gradients are unscaled (also inside a step)."""
+    def _note_positions(self, window: Window) -> None:
+        """Note which backwards start from a scaled loss, and where gradients are unscaled or averaged."""
         self._scaled_backwards.clear()
         self._unscalings = [call.seq for call in calls_of(window, UNSCALE, SCALER)]
         self._averages = [call.seq for call in calls_of(window, *COLLECTIVES)]  # the program may average by itself

@@ -28,6 +28,9 @@ BACKWARDS = 3
 MAX_NODES = 20_000
 """Larger graphs are left out."""
 
+MAX_REGIONS = 64
+"""Regions since the last backward that are remembered, the latest ones."""
+
 _CAST = "ToCopyBackward"
 _PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward", "ConvolutionBackward")
 
@@ -65,7 +68,9 @@ class IdleAutocast(RecorderListener):
         if self._regions.starts:
             start = self._regions.starts.pop()
             if start >= 0:
-                self._regions.spans.append((start, torch.autograd._get_sequence_nr()))
+                spans = self._regions.spans
+                spans.append((start, torch.autograd._get_sequence_nr()))
+                del spans[:-MAX_REGIONS]  # no backward may ever follow
 
     def backward_begins(self, tensors: Any, call: int) -> None:
         """Look at the graph of a loss that was computed in a region."""

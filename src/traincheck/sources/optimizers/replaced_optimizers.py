@@ -105,7 +105,8 @@ class ReplacedOptimizers:
             life.has_state = _has_state(optimizer)
             if life.site in self._latest or len(self._latest) < MAX_SITES:
                 self._latest[life.site] = life
-        life.steps[passes] += 1
+        if len(life.steps) <= _WITH_LAST_STEP:  # with more, it has lasted for several passes
+            life.steps[passes] += 1
         first = life.first()
         try:  # this runs in each step
             life.version = None if first is None else first._version

@@ -45,6 +45,7 @@ class ScheduleReadings:
         self._unstepped: dict[str, tuple[str, str]] = {}  # by optimizer: a scheduler, and where it was built
         self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
         recorder.after_gap("lifecycle", self._announced.clear, repeatable=True)
+        recorder.after_gap("lifecycle", self._unstepped.clear)  # a step may not have been seen
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
