@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import random
 import tempfile
@@ -90,6 +91,7 @@ def epochs(results: Results) -> None:
         model.eval()
         with torch.no_grad():
             results.append(model(torch.randn(3, 4)).sum().item())
+            results.append(copy.deepcopy(model)(torch.randn(3, 4)).sum().item())
     results += [value.clone() for value in model.state_dict().values()]
 
 
