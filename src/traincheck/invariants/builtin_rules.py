@@ -50,7 +50,7 @@ def of_training() -> tuple[Invariant, ...]:
         *(_rule(Subject(GRAD, LAYERS), prop, ERROR) for prop in LEARNING_OF_LAYERS),
         *(_rule(Subject(prop.object, MODE), prop, ERROR) for prop in (IN_TRAINING_MODE, IN_MODE_AROUND)),
         _rule(Subject(SHUFFLES.object, SHUFFLED), SHUFFLES, ERROR),
-        _rule(Subject(WITH_LOGITS, LOGITS), SCORES, ERROR),
+        *(_rule(Subject(loss, LOGITS), SCORES, ERROR) for loss in WITH_LOGITS),
         _rule(Subject(REPLACED_OPTIMIZER, SUCCESSION), KEEPS_STATE, ERROR),
         *(
             _rule(Subject(quantity, REPORTED), prop, NOTICE if quantity == UNUSED else ERROR)

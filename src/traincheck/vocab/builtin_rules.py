@@ -55,7 +55,8 @@ LOADED, UNREAD, UNUSED_LAYER = (f"module.{name}" for name in (PRETRAINED, UNREAD
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
-WITH_LOGITS = "torch.nn.functional.binary_cross_entropy_with_logits"
+WITH_LOGITS = "torch.nn.functional.binary_cross_entropy_with_logits", "torch.nn.functional.cross_entropy"
+"""Losses that squash their input by themselves."""
 
 NOT_ALL_ZERO = Property(IS_NOT_ZERO, GRAD, "in some step")
 NOT_ZERO_FOR_LONG = Property(IS_NOT_ZERO, GRAD, "for each parameter")
@@ -119,12 +120,12 @@ _SENTENCES = {
     UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
     KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
-    SCORES: "in the input of binary_cross_entropy_with_logits, no sigmoid or softmax was applied",
+    SCORES: "in the input of a loss with logits, no sigmoid or softmax was applied",
     IN_MODE_AROUND: "a layer that a module makes in its forward is in evaluation mode if the module is",
     USED_BEFORE_CLEARED: "a gradient of a parameter that an optimizer holds is used by an update before it is cleared",
     CLIPPED_LAST: "no backward adds to a gradient between clipping and the update",
     SEEN_BY_CLIPPING: "clipping sees the gradients that the next update uses",
-    IS_PART_OF_ITS_MODEL: "a new layer that a model calls is a part of it, and is updated",
+    IS_PART_OF_ITS_MODEL: "a new layer that gets gradients in training is updated with the model that calls it",
     IS_CALLED: "a layer with parameters that a module makes is called",
     AFTER_AVERAGING: "ranks of a data-parallel model average gradients before an update uses them",
     AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",

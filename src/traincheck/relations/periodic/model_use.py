@@ -17,15 +17,16 @@ A source sees in autograd whether a sigmoid or a softmax computed the input of a
 call_summaries.py).
 
 Note [Layers that do not learn]
-* A model calls a layer that is no part of it (layers in a plain list), and nothing updates the layer's parameters.
+* A model is updated or calls a layer that is no part of it (layers in a plain list), and no optimizer holds the
+  parameters of a layer, although each backward computes their gradients.
 * A module runs with gradients off, and an optimizer holds its parameters.
 * A module makes a layer with parameters, no method of its class mentions it (sources/modules/unused_layers.py), and
   nothing calls it.
 
 Parameters that were loaded may be meant to stay, although nobody said so. So models that load a state are left out, and
 a layer counts after two updates. Of several ranks, each may update a part of the parameters and send it to the others,
-so the first rule needs a single rank. (A part of a model that no optimizer holds is no error: some programs train a
-head alone, and do not freeze the rest.)
+so the first rule needs a single rank. (Some programs train a head alone and do not freeze the rest. The rest was loaded,
+for nobody means to keep random weights and to compute their gradients.)
 
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 """
@@ -230,7 +231,7 @@ class LayerUse(Part):
         if window.stage != TRAIN or not updates or self._updates < ENOUGH_UPDATES:
             return
         for prop, names in (
-            (IS_PART_OF_ITS_MODEL, self._outside()),
+            (IS_PART_OF_ITS_MODEL, self._left_out()),
             (WITH_GRADIENTS_ON, self._without_gradients(window)),
             (IS_CALLED, self._uncalled()),
         ):
@@ -277,10 +278,12 @@ class LayerUse(Part):
                 self._last_idle[name] = self._updates
                 self._idle[name] = self._idle.get(name, 0) + 1
 
-    def _outside(self) -> Iterator[str]:
-        """The parameters of layers that are no part of the model which calls them, and that nothing updates."""
-        for name, cycles in ({} if self._of_several else self._idle).items():
-            if _model_of(name) in self._inside_others and cycles >= ENOUGH_UPDATES and name not in self._written:
+    def _left_out(self) -> Iterator[str]:
+        """The parameters that nothing updates, of layers in updated models, or called by a model they are no part of."""
+        idle = [] if self._of_several else [name for name, cycles in self._idle.items() if cycles >= ENOUGH_UPDATES]
+        trained = {_model_of(name) for name in self._written} | self._inside_others if idle else set()
+        for name in idle:
+            if _model_of(name) in trained and name not in self._written:
                 yield name
 
     def _without_gradients(self, window: Window) -> Iterator[str]:
@@ -333,7 +336,7 @@ def _is_backward(window: Window, change: Change) -> bool:
 
 
 _NOTES = {
-    IS_PART_OF_ITS_MODEL: "a model calls their modules, which are no part of it, and no optimizer holds them",
+    IS_PART_OF_ITS_MODEL: "each backward computes their gradients, no optimizer holds them, and nothing updates them",
     WITH_GRADIENTS_ON: "an optimizer holds these parameters, and their modules were called with gradients off",
     IS_CALLED: "the model makes these layers, and no method of it uses them",
 }
@@ -344,9 +347,9 @@ class SquashedScores(StatelessPart):
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each loss with squashed scores."""
-        for call in window.calls_named.get(WITH_LOGITS, ()):
+        for call in calls_of(window, *WITH_LOGITS):
             if any(tensor.role == "input" and value_of(tensor.facts, "squashed") is True for tensor in call.tensors):
-                subject, note = Subject(WITH_LOGITS, LOGITS), "a sigmoid or a softmax computed the input"
+                subject, note = Subject(call.levels[-1], LOGITS), "a sigmoid or a softmax computed the input"
                 context = context_of((), window.stage)
                 yield Occasion(subject, context, *outcome_of(SCORES, False), call.seq, note=note)
 

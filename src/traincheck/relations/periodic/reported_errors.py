@@ -6,7 +6,7 @@ if they fail, and nothing is learned from it.
 
 Note [Runs without an update]
 A source counts the backwards of a run in which no update used the gradients of a model in training mode. It is an error
-if an optimizer holds the parameters and never stepped, or there is no optimizer. A program that only looks at gradients
+if an optimizer alone holds the parameters and never stepped, or there is no optimizer. A program that only looks at gradients
 (attribution, adversarial samples, a test of gradients) usually has no optimizer, and its model is in evaluation mode. A
 benchmark of the backward may have it in training mode, so the finding is a notice without an optimizer.
 """
@@ -43,13 +43,16 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 
 
 def _unused(readings: Sequence[Reading]) -> str:
-    count = number(readings[0].value) or 0
-    return f"{count:,.0f} backwards ran in this run and no parameter was updated"
+    return f"{_backwards(readings)} and no parameter was updated"
 
 
 def _idle(readings: Sequence[Reading]) -> str:
     holder = readings[0].variable
-    return f"{_unused(readings)}; {holder} holds parameters that got gradients, and it has never stepped"
+    return f"{_backwards(readings)}; {holder} holds parameters that got gradients, and it has never stepped"
+
+
+def _backwards(readings: Sequence[Reading]) -> str:
+    return f"{number(readings[0].value) or 0:,.0f} backwards ran in this run"
 
 
 _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {

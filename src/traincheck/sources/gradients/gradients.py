@@ -214,6 +214,21 @@ class Gradients:
         held = [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
         return [(v, t) for v, t in held if self.may_read(v)] if self._several else held
 
+    def has_stepped(self, optimizer: str) -> bool:
+        """Return whether an optimizer has ever stepped."""
+        return optimizer in self._steps
+
+    def idle_optimizers(self) -> set[str]:
+        """Return the living optimizers that never stepped, and that alone hold parameters of modules in training mode
+        which got gradients."""
+        idle = {name for name, _ in self._catalog.optimizers() if not self.has_stepped(name)}
+        found: set[str] = set()
+        for variable, tensor in self._catalog.living() if idle else ():
+            module = None if variable.module is None else variable.module()
+            if variable.graded and tensor.requires_grad and module is not None and module.training:
+                found |= idle & variable.holders if len(variable.holders) == 1 else set()
+        return found
+
     def _drop_dead(self) -> None:
         """Drop entries of variables and optimizers that no longer exist: a program may build new ones all the time."""
         self._last = {variable: state for variable, state in list(self._last.items()) if variable.tensor() is not None}

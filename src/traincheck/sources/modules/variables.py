@@ -31,6 +31,10 @@ REPLACED = "replaced"
 _LOW_PRECISION = 4
 """Floating point with fewer bytes than this is low precision."""
 
+_TORCH_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+_AVERAGING_HOOKS = ("default_hooks", "mixed_precision_hooks", "powerSGD_hook", "quantization_hooks")
+"""The modules of this package whose hooks average gradients over all ranks."""
+
 _LONGEST_MARK = 24
 """Maximum length of a text attribute that counts as a mark. Names of devices, layouts and modes are shorter."""
 
@@ -111,18 +115,24 @@ def marks(tensor: torch.Tensor) -> str:
 def averages_gradients(module: Any) -> bool:
     """Whether a module is a data-parallel wrapper that averages gradients over all ranks.
 
-    As `DistributedDataParallel`, it has a `process_group` and a context manager `no_sync`. With a communication hook, a
-    wrapper may average something else, for example among the ranks of one node (local SGD).
+    As `DistributedDataParallel`, it has a `process_group` and a context manager `no_sync`. With a communication hook of
+    the program, a wrapper may average something else, for example among the ranks of one node (local SGD).
     """
     if not hasattr(type(module), "no_sync"):
         return False
     group = getattr(module, "process_group", None)
-    if group is None or getattr(module, "_comm_hooks", None):
+    if group is None or not all(_averages(hook) for hook, *_ in getattr(module, "_comm_hooks", ())):
         return False
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return False
     return bool(distributed.get_world_size(group) == distributed.get_world_size())
+
+
+def _averages(hook: Any) -> bool:
+    """Whether a communication hook of torch averages over all ranks; one that wraps another hook may not."""
+    package, _, module = getattr(hook, "__module__", "").rpartition(".")
+    return package == _TORCH_HOOKS and module in _AVERAGING_HOOKS and "<locals>" not in hook.__qualname__
 
 
 def _averaged_parameters(wrapper: Any) -> Iterator[int]:

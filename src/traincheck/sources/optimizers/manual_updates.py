@@ -39,6 +39,7 @@ from traincheck.sources.modules.variables import THIS, Variable
 from traincheck.sources.recording.context_facts import context_facts_with
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.recording.run_totals import is_interrupted
 from traincheck.sources.recording.step_tracker import StepTracker
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import INTEGER_TYPES, SOME, hidden_from_modes, local_tensor
@@ -109,7 +110,8 @@ def is_compared(steps: StepTracker) -> bool:
 
 
 class ManualUpdates(RecorderListener):
-    """Recognises updates without an optimizer, and reports at the end of the run if there was no update at all."""
+    """Recognises updates without an optimizer, and reports at the end of the run if there was no update at all, or if an
+    optimizer made none."""
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
@@ -232,15 +234,27 @@ class ManualUpdates(RecorderListener):
     def _report_unused(self) -> None:
         """Report at the end of the run if gradients were computed for training and no update has used them."""
         recorder = self._recorder
-        if not self._trains or self._written or recorder.steps.updates_made:
+        if recorder.steps.updates_made:
+            if not is_interrupted():
+                with hidden_from_modes():
+                    idle = self._gradients.idle_optimizers()
+                if self._idle_optimizer and not self._gradients.has_stepped(self._idle_optimizer):
+                    idle.add(self._idle_optimizer)  # it may be gone, as that of an earlier phase
+                for optimizer in sorted(idle):
+                    self._record_unused(IDLE_OPTIMIZER, optimizer)
+            return
+        if not self._trains or self._written:
             return
         with hidden_from_modes():
-            if self._initial_probes and _changed_variables(self._initial_probes):
+            # A state that the program saved and loaded again is no update.
+            if self._initial_probes and _changed_variables(self._initial_probes, by_value=True):
                 return
-        attribute = IDLE_OPTIMIZER if self._idle_optimizer else UNUSED_GRADIENTS
-        if self._demand.takes_reading(RUN, attribute):
-            count = recorder.steps.backwards
-            subject, context = self._idle_optimizer or RUN, facts(site=self._site)
+        self._record_unused(IDLE_OPTIMIZER if self._idle_optimizer else UNUSED_GRADIENTS, self._idle_optimizer or RUN)
+
+    def _record_unused(self, attribute: str, subject: str) -> None:
+        recorder = self._recorder
+        if self._demand.takes_reading(RUN, attribute) and recorder.steps.backwards >= ENOUGH_BACKWARDS:
+            count, context = recorder.steps.backwards, facts(site=self._site)
             recorder.record_reading(
                 Reading(recorder.next_seq(), NO_CALL, subject, RUN, attribute, count, context=context)
             )
@@ -272,8 +286,8 @@ def _memory(tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
     return dense.data_ptr(), dense.detach().as_strided(((dense.numel() - 1) // every + 1,), (every,)).clone()
 
 
-def _changed_variables(probes: Sequence[_Probe]) -> list[Variable]:
-    """The parameters that were written to."""
+def _changed_variables(probes: Sequence[_Probe], *, by_value: bool = False) -> list[Variable]:
+    """The parameters that were written to; with `by_value`, those whose elements differ, where they can be read."""
     changed: list[Variable] = []
     unsure: list[tuple[Variable, tuple[torch.Tensor, torch.Tensor]]] = []
     for variable, _, version, address, elements in probes:
@@ -281,7 +295,8 @@ def _changed_variables(probes: Sequence[_Probe]) -> list[Variable]:
         if tensor is None:
             continue
         current, now = _memory(tensor)
-        if version_of(tensor) != version or current != address:
+        is_readable = elements is not None and now is not None and elements.shape == now.shape
+        if (version_of(tensor) != version or current != address) and not (by_value and is_readable):
             changed.append(variable)
         elif elements is not None and now is not None:
             unsure.append((variable, (elements, now)))
