@@ -66,7 +66,15 @@ CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
 AFTER_AVERAGING = Property(ARE_USED, GRAD, "after ranks averaged them")
 AFTER_UNSCALING = Property(ARE_USED, GRAD, "after they are unscaled")
-FLOW_OF_GRADIENTS = (USED_BEFORE_CLEARED, CLIPPED_LAST, SEEN_BY_CLIPPING, AFTER_UNSCALING, AFTER_AVERAGING)
+WEIGHED_ONCE = Property(ARE_USED, GRAD, "with the weights of their micro-batches")
+FLOW_OF_GRADIENTS = (
+    USED_BEFORE_CLEARED,
+    CLIPPED_LAST,
+    SEEN_BY_CLIPPING,
+    AFTER_UNSCALING,
+    AFTER_AVERAGING,
+    WEIGHED_ONCE,
+)
 
 IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model")
 WITH_GRADIENTS_ON = Property(ARE_USED, GRAD, "with gradients on")
@@ -128,6 +136,7 @@ _SENTENCES = {
     IS_PART_OF_ITS_MODEL: "a new layer that gets gradients in training is updated with the model that calls it",
     IS_CALLED: "a layer with parameters that a module makes is called",
     AFTER_AVERAGING: "ranks of a data-parallel model average gradients before an update uses them",
+    WEIGHED_ONCE: "losses that are accumulated are divided by the number of micro-batches once",
     AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",

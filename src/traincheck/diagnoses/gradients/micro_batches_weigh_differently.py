@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.vocab.builtin_rules import WEIGHED_ONCE
 from traincheck.vocab.properties import IS_VERIFIED
 from traincheck.vocab.verification import ACCUMULATION, KIND
 
 DIAGNOSIS = Diagnosis(
     slug="micro-batches-weigh-differently",
-    title="Elements of accumulated micro-batches weigh differently",
-    problem="Gradients are accumulated over micro-batches with different numbers of elements (tokens that count, "
-    "for example). Elements of one micro-batch weigh more than those of another, while in good runs all "
-    "of them weighed the same. The gradient is not that of the whole batch.",
+    title="Accumulated micro-batches have wrong weights",
+    problem="The gradient that is accumulated over micro-batches is not that of the whole batch. Either the "
+    "micro-batches have different numbers of elements (tokens that count, for example), and elements of one weigh more "
+    "than those of another. Or each loss is divided by the number of micro-batches twice.",
     advice=(
         "Sum the loss over the elements of each micro-batch, and divide by the number of elements of all micro- "
         "batches.",
-        "Check that each micro-batch divides its loss by the same number.",
+        "Check that each micro-batch divides its loss by the same number, and only once. A trainer or an accelerator may "
+        "divide it as well.",
         "If only the last batch of an epoch is smaller, set drop_last=True or weigh it by its size.",
     ),
-    explains=(Match(verb=IS_VERIFIED, api=f"{KIND}.{ACCUMULATION.name}"),),
+    explains=(
+        Match(verb=IS_VERIFIED, api=f"{KIND}.{ACCUMULATION.name}"),
+        Match(verb=WEIGHED_ONCE.verb, object=WEIGHED_ONCE.object, detail=WEIGHED_ONCE.detail),
+    ),
+    former_titles=("Elements of accumulated micro-batches weigh differently",),
     priority=9,
     priority_reason="The size of gradients and updates follows from it.",
     example="""\

@@ -7,7 +7,9 @@ cleared. A gradient that leaves this path is lost, in any program:
 * a backward adds to it after it was clipped, so the update uses more than the limit allows;
 * clipping sees no gradient, and the next update uses some;
 * an update uses a gradient that `DistributedDataParallel` has not averaged, because each backward ran under `no_sync`;
-* a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled.
+* a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled;
+* an update uses the gradients of several micro-batches, and each loss was divided by their number twice: by the
+  program, say, and by a library.
 
 Note [What is meant so]
 Gradients of an attack on the inputs are meant to be lost: the model was called on a leaf that requires a gradient, so
@@ -41,6 +43,7 @@ from traincheck.vocab.builtin_rules import (
     GRAD,
     SEEN_BY_CLIPPING,
     USED_BEFORE_CLEARED,
+    WEIGHED_ONCE,
     sentence_of,
 )
 from traincheck.vocab.demand import Demand
@@ -82,6 +85,7 @@ class GradientUse(Part):
         self._unscalings: list[int] = []  # and of calls that unscale gradients
         self._are_scaled = self._are_local = False  # whether some gradient has the flag
         self._is_scaled = False  # the program has scaled a loss since the last backward
+        self._divided: list[int] = []  # for each backward since the last update: a number that divides its loss twice
 
     def forget(self) -> None:
         self._begin()
@@ -93,6 +97,7 @@ class GradientUse(Part):
         for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
             self._follow(window, change, window.variables_at(positions), failures)
         yield from self._judge_clipping(window)
+        yield from self._judge_weights(window)
         for (prop, seq), names in failures.items():
             new = tuple(name for name in names if (prop, name) not in self._reported)
             if new and len(self._reported) < MAX_VARIABLES:
@@ -211,6 +216,18 @@ class GradientUse(Part):
                 self._reported.add((SEEN_BY_CLIPPING, clipping.site))
                 yield _occasion(window, SEEN_BY_CLIPPING, call.seq, (), site=clipping.site)
 
+    def _judge_weights(self, window: Window) -> Iterator[Occasion]:
+        for call in calls_of(window, BACKWARD, UPDATE):
+            if call.levels[-1] == BACKWARD:
+                if len(self._divided) < MAX_VARIABLES:
+                    self._divided.append(int(number(value_of(call.result, "divided_twice")) or 0))
+                continue
+            count, divided = len(self._divided), set(self._divided)
+            self._divided = []
+            if count > 1 and divided == {count} and (WEIGHED_ONCE, call.site) not in self._reported:
+                self._reported.add((WEIGHED_ONCE, call.site))
+                yield _occasion(window, WEIGHED_ONCE, call.seq, (), site=call.site)
+
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
         return subject.grain == FLOW
@@ -249,5 +266,6 @@ _NOTES = {
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
     SEEN_BY_CLIPPING: "clipping saw a norm of zero, and the next update used gradients that are not zero",
     AFTER_AVERAGING: "each backward since they were cleared ran under no_sync, so no rank averaged them",
+    WEIGHED_ONCE: "each loss since the last update was divided twice by the number of backwards",
     AFTER_UNSCALING: "a backward of a scaled loss computed these gradients, and nothing has unscaled them",
 }

@@ -148,7 +148,7 @@ class AutogradSource:
             create_graph=create_graph,
             within=self._call_context.within,
         )
-        of_loss = facts(scaled=is_scaled(*args, **kwargs)) if self._values else ()
+        of_loss = _facts_of_loss(*args, **kwargs) if self._values else ()
         if self._gradients.has_leaf_input:
             of_loss, self._gradients.has_leaf_input = merged(of_loss, leaf_input=True), False
         opened = self._enter(BACKWARD, context, snapshot, args, kwargs, of_loss)
@@ -214,21 +214,27 @@ def _graph_flags(
     return bool(retain_graph), bool(create_graph)
 
 
-def is_scaled(tensors: Any = None, *args: Any, **kwargs: Any) -> bool:
-    """Return whether a loss was scaled up before the backward: its last operations multiply it by two or more.
+def _facts_of_loss(tensors: Any = None, *args: Any, **kwargs: Any) -> Facts:
+    """Return what the last operations of a loss say, which multiply it and divide it by numbers.
 
-    This reads only the graph that torch keeps.
+    `scaled` says whether the loss was scaled up: one of them multiplies it by two or more. `divided_twice` is a whole
+    number by which two of them divide it. This reads only the graph that torch keeps.
     """
     loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
     node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
     largest = 0.0
+    divisors: list[float] = []
     for _ in range(_MAX_CHAIN):
         if node is None or node.name() not in ("MulBackward0", "DivBackward0"):
             break
         if node.name() == "MulBackward0":
             largest = max(largest, *(_number(node, f"_saved_{side}") for side in ("self", "other")))
+        else:
+            divisors.append(_number(node, "_saved_other"))
         node = next((before for before, _ in node.next_functions if before is not None), None)
-    return largest >= 2
+    of_loss = facts(scaled=largest >= 2)
+    twice = next((number for number in divisors if number >= 2 and divisors.count(number) > 1), 0.0)
+    return merged(of_loss, divided_twice=int(twice)) if twice.is_integer() and twice else of_loss
 
 
 def _number(node: Any, name: str) -> float:
