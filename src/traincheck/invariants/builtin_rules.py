@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 
 from traincheck.vocab.builtin_rules import (
+    EVALUATION,
     FLOW,
     FLOW_OF_GRADIENTS,
     GRAD,
+    IN_EVALUATION_MODE,
     IN_MODE_AROUND,
     IN_TRAINING_MODE,
     KEEPS_STATE,
@@ -49,6 +51,7 @@ def of_training() -> tuple[Invariant, ...]:
         *(_rule(Subject(GRAD, FLOW), prop, ERROR) for prop in FLOW_OF_GRADIENTS),
         *(_rule(Subject(GRAD, LAYERS), prop, ERROR) for prop in LEARNING_OF_LAYERS),
         *(_rule(Subject(prop.object, MODE), prop, ERROR) for prop in (IN_TRAINING_MODE, IN_MODE_AROUND)),
+        _rule(Subject(IN_EVALUATION_MODE.object, EVALUATION), IN_EVALUATION_MODE, ERROR),
         _rule(Subject(SHUFFLES.object, SHUFFLED), SHUFFLES, ERROR),
         *(_rule(Subject(loss, LOGITS), SCORES, ERROR) for loss in WITH_LOGITS),
         _rule(Subject(REPLACED_OPTIMIZER, SUCCESSION), KEEPS_STATE, ERROR),

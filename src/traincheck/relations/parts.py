@@ -164,6 +164,16 @@ def calls_of(window: Window, *apis: str) -> Sequence[Call]:
     return sorted(chain.from_iterable(call_lists), key=_SEQ)
 
 
+def with_gradients(call: Call) -> bool:
+    """Whether gradients were on when a module was called."""
+    return value_of(call.context, "grad_mode") == "on"
+
+
+def is_in(name: str, model: str) -> bool:
+    """Whether a module or parameter is a model itself or a part of it."""
+    return name == model or name.startswith(f"{model}.")
+
+
 _SEQ, _FIRST = attrgetter("seq"), itemgetter(0)
 
 

@@ -1,8 +1,8 @@
 """The built-in rules about training, which no good run has to show: their subjects, properties and sentences.
 
 TrainCheck deploys them with any other rules before the program starts. So they are declared here, without the relations
-that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/gradient_use.py`,
-`relations/periodic/model_use.py`, `relations/periodic/run_totals.py`, `relations/periodic/reported_errors.py`).
+that judge them (in `relations/periodic/`: `zero_gradients.py`, `gradient_use.py`, `model_use.py`, `model_modes.py`,
+`run_totals.py`, `reported_errors.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ STRETCH, FLOW, LAYERS, MODE = "stretch", "flow", "layers", "mode"
 """Grains of rules: consecutive steps, the way of each gradient to an update, the layers of a model, and the mode of a
 model that is trained."""
 
-SHUFFLED, LOGITS, SUCCESSION = "shuffled pass", "scores", "succession"
-"""Grains: samplers that shuffle, the input of a loss with logits, and an optimizer that replaces another."""
+SHUFFLED, LOGITS, SUCCESSION, EVALUATION = "shuffled pass", "scores", "succession", "evaluation"
+"""Grains: samplers that shuffle, the input of a loss with logits, an optimizer that replaces another, and the calls of
+a model in an evaluation."""
 
 REPORTED = "reported"
 """The grain of rules about errors that a source has decided by itself (relations/periodic/reported_errors.py)."""
@@ -46,12 +47,16 @@ GRAD, PARAMETER, MODEL, AUTOCAST, SCHEDULER, RUN = (
 UNUSED_GRADIENTS, IDLE_OPTIMIZER, UNINITIALISED = "unused_gradients", "idle_optimizer", "uninitialised"
 SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "never_stepped", "idle_region"
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
-DIFFERENT_COPIES = "different_copies"
+DIFFERENT_COPIES, ACTIVE = "different_copies", "active_without_gradients"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
 MEMORY, EQUAL_LAYERS, COPIES = (f"{PARAMETER}.{name}" for name in (UNINITIALISED, SAME_START, DIFFERENT_COPIES))
-LOADED, UNREAD, UNUSED_LAYER = (f"module.{name}" for name in (PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS))
+LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS = (
+    f"module.{name}" for name in (PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS, ACTIVE)
+)
+ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
+"""Values of readings of layers that are active in a call without gradients."""
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
@@ -82,6 +87,7 @@ IS_CALLED = Property(ARE_USED, UNUSED_LAYER, "by the model that makes it")
 LEARNING_OF_LAYERS = (IS_PART_OF_ITS_MODEL, WITH_GRADIENTS_ON, IS_CALLED)
 
 IN_TRAINING_MODE = Property(RUNS_IN, "torch.nn.Module.forward", "training mode")
+IN_EVALUATION_MODE = Property(RUNS_IN, "torch.nn.Module.forward", "evaluation mode")
 IN_MODE_AROUND = Property(RUNS_IN, "torch.nn.Module.forward", "the mode of the module around it")
 SHUFFLES = Property(DIFFERS_BETWEEN_PASSES, "loader.order", "if the sampler shuffles")
 SCORES = Property(ARGUMENT_VALUES, "input", "no sigmoid or softmax was applied")
@@ -124,6 +130,7 @@ _SENTENCES = {
     NOT_ZERO_FOR_LONG: f"a gradient that is computed is not zero in each of {LONG} steps in a row",
     WRITTEN: "a parameter whose memory to_empty() allocated is initialised or loaded before the model is called",
     SAME_COPIES: "all devices that hold a copy of a replicated array hold the same values",
+    IN_EVALUATION_MODE: "an evaluation calls the trained model in evaluation mode",
     IN_TRAINING_MODE: "a model that an optimizer updates runs in training mode",
     UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
     KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",

@@ -16,8 +16,8 @@ DIAGNOSIS = Diagnosis(
     advice=(
         "Sum the loss over the elements of each micro-batch, and divide by the number of elements of all micro- "
         "batches.",
-        "Check that each micro-batch divides its loss by the same number, and only once. A trainer or an accelerator may "
-        "divide it as well.",
+        "Check that each micro-batch divides its loss by the same number, and only once. A trainer or an accelerator "
+        "may divide it as well.",
         "If only the last batch of an epoch is smaller, set drop_last=True or weigh it by its size.",
     ),
     explains=(

@@ -6,9 +6,10 @@ if they fail, and nothing is learned from it.
 
 Note [Runs without an update]
 A source counts the backwards of a run in which no update used the gradients of a model in training mode. It is an error
-if an optimizer alone holds the parameters and never stepped, or there is no optimizer. A program that only looks at gradients
-(attribution, adversarial samples, a test of gradients) usually has no optimizer, and its model is in evaluation mode. A
-benchmark of the backward may have it in training mode, so the finding is a notice without an optimizer.
+if an optimizer alone holds the parameters and never stepped, or there is no optimizer. A program that only looks at
+gradients (attribution, adversarial samples, a test of gradients) usually has no optimizer, and its model is in
+evaluation mode. A benchmark of the backward may have it in training mode, so the finding is a notice without an
+optimizer.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes, shape_of
-from traincheck.vocab.builtin_rules import PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS
+from traincheck.vocab.builtin_rules import ACTIVE, PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
@@ -30,6 +30,9 @@ LOOKS = (1, 4, 16)
 """The calls of a model at which flags are looked for that nothing reads. Programs set them before their loop, in its
 first steps, or between two passes over the data."""
 
+CALLS_WITHOUT_GRADIENTS = 4
+"""Calls of a model in a row, with gradients off, at which active layers are looked for."""
+
 _CONTEXT = facts(kind=KIND)
 
 _traced = torch._C._get_tracing_state
@@ -38,13 +41,14 @@ _traced = torch._C._get_tracing_state
 class _Tree:
     """An outermost module with the training flags of all its modules at the last reading."""
 
-    __slots__ = ("calls", "flags", "module", "passes", "reported", "unread")
+    __slots__ = ("calls", "calls_without_gradients", "flags", "module", "passes", "reported", "unread")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
         self.flags: list[bool] = []
         self.reported: dict[str, bool] = {}
         self.calls = 0
+        self.calls_without_gradients = 0  # since the last call with gradients
         self.passes = 0
         self.unread: set[str] = set()
 
@@ -72,7 +76,7 @@ class ModuleStateSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        names = (CLASS, INPUT, PARAMETERS, PRETRAINED, TRAINING, UNREAD_SETTINGS, UNUSED_LAYERS)
+        names = (ACTIVE, CLASS, INPUT, PARAMETERS, PRETRAINED, TRAINING, UNREAD_SETTINGS, UNUSED_LAYERS)
         self._attributes = [name for name in names if demand.takes_reading(KIND, name)]
         if recorder.reattaching:
             self._construction.set_demand(demand)
@@ -111,8 +115,21 @@ class ModuleStateSource:
             if flags != tree.flags:
                 tree.flags = flags
                 self._report_flags(module, tree)
-        if torch.is_grad_enabled() and module.training:
-            self._construction.report_train_effect(module, self._call)
+        if torch.is_grad_enabled():
+            tree.calls_without_gradients = 0
+            if module.training:
+                self._construction.report_train_effect(module, self._call)
+        elif module.training and self._recorder.steps.updates_made and ACTIVE in self._attributes:
+            tree.calls_without_gradients += 1
+            if tree.calls_without_gradients <= CALLS_WITHOUT_GRADIENTS:
+                self._report_active(module)
+
+    def _report_active(self, module: nn.Module) -> None:
+        from traincheck.sources.modules.active_layers import active_layers  # programs evaluate in evaluation mode
+
+        active = active_layers(module)
+        if active:
+            self._report(self._call(), self._catalog.module_name(module), ACTIVE, active)
 
     def _forget_reported(self) -> None:
         for tree in list(self._trees.values()):

@@ -110,7 +110,7 @@ def is_compared(steps: StepTracker) -> bool:
 
 
 class ManualUpdates(RecorderListener):
-    """Recognises updates without an optimizer, and reports at the end of the run if there was no update at all, or if an
+    """Recognises updates without an optimizer. At the end of the run it reports if there was no update at all, or if an
     optimizer made none."""
 
     def __init__(self, gradients: Gradients) -> None:
