@@ -237,6 +237,20 @@ def plain_scores() -> None:
     squashed_scores(squashes=False)
 
 
+def classified(*, squashes: Callable[[torch.Tensor], torch.Tensor] = torch.nn.Softmax(dim=1)) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        F.cross_entropy(squashes(model(torch.randn(9, 6))), torch.arange(9) % 3).backward()
+        optimizer.step()
+
+
+def classified_by_log_softmax() -> None:
+    """Another log-softmax changes nothing."""
+    classified(squashes=torch.nn.LogSoftmax(dim=1))
+
+
 def same_order_each_pass(*, sets_epoch: bool = False) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -361,10 +375,12 @@ def weights_are_averaged_in_place() -> None:
         (clipped_before_the_backward, NOT_CLIPPED),
         (clipped_without_parameters, NOT_CLIPPED),
         (layers_in_a_plain_list, NEVER_UPDATED),
+        (trained_in_part, NEVER_UPDATED),
         (a_body_runs_without_gradients, FLOW_STOPS),
         (trained_in_evaluation_mode, IN_EVALUATION),
         (made_in_its_forward, ACTIVE_DROPOUT),
         (squashed_scores, LOSS_INPUT),
+        (classified, LOSS_INPUT),
         (same_order_each_pass, SAME_ORDER),
         (frozen_in_vain, NO_EFFECT),
         (frozen_by_a_misspelled_flag, NO_EFFECT),
@@ -387,10 +403,10 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         with_closures,
         warmed_up,
         a_loaded_body_is_not_trained,
-        trained_in_part,
         clipped_at_each_micro_batch,
         trained_with_a_part_in_training_mode,
         plain_scores,
+        classified_by_log_softmax,
         another_order_each_pass,
         frozen,
     ],

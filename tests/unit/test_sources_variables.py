@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, post_localSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -582,9 +582,17 @@ def test_a_wrapper_that_averages_gradients_marks_its_parameters() -> None:
     partly = nn.Linear(2, 2)
     partly._ddp_params_and_buffers_to_ignore = ["bias"]  # type: ignore[assignment]
     assert averaged(DistributedDataParallel(partly)) == {"Linear.weight"}
-    hooked = DistributedDataParallel(nn.Linear(2, 2))
-    hooked.register_comm_hook(None, default_hooks.allreduce_hook)
-    assert averaged(hooked) == set()
+    for hook, averages in (
+        (default_hooks.allreduce_hook, True),
+        (default_hooks.fp16_compress_hook, True),
+        (default_hooks.fp16_compress_wrapper(debugging_hooks.noop_hook), False),
+        (debugging_hooks.noop_hook, False),
+        (post_localSGD_hook.post_localSGD_hook, False),
+        (lambda state, bucket: default_hooks.allreduce_hook(state, bucket), False),
+    ):
+        hooked = DistributedDataParallel(nn.Linear(2, 2))
+        hooked._comm_hooks.append((hook, None))
+        assert bool(averaged(hooked)) is averages, hook
 
 
 class Wrapped(nn.Module):
