@@ -237,18 +237,31 @@ def plain_scores() -> None:
     squashed_scores(squashes=False)
 
 
-def classified(*, squashes: Callable[[torch.Tensor], torch.Tensor] = torch.nn.Softmax(dim=1)) -> None:
+Loss = Callable[..., torch.Tensor]
+
+
+def classified(
+    *, squashes: Callable[..., torch.Tensor] = F.softmax, loss: Callable[..., torch.Tensor] = F.cross_entropy
+) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(6):
         optimizer.zero_grad()
-        F.cross_entropy(squashes(model(torch.randn(9, 6))), torch.arange(9) % 3).backward()
+        loss(squashes(model(torch.randn(9, 6)), dim=1), torch.arange(9) % 3).backward()
         optimizer.step()
 
 
 def classified_by_log_softmax() -> None:
     """Another log-softmax changes nothing."""
-    classified(squashes=torch.nn.LogSoftmax(dim=1))
+    classified(squashes=F.log_softmax)
+
+
+def likelihoods_of_probabilities() -> None:
+    classified(loss=F.nll_loss)
+
+
+def likelihoods_of_log_probabilities() -> None:
+    classified(squashes=F.log_softmax, loss=F.nll_loss)
 
 
 def same_order_each_pass(*, sets_epoch: bool = False) -> None:
@@ -381,6 +394,7 @@ def weights_are_averaged_in_place() -> None:
         (made_in_its_forward, ACTIVE_DROPOUT),
         (squashed_scores, LOSS_INPUT),
         (classified, LOSS_INPUT),
+        (likelihoods_of_probabilities, LOSS_INPUT),
         (same_order_each_pass, SAME_ORDER),
         (frozen_in_vain, NO_EFFECT),
         (frozen_by_a_misspelled_flag, NO_EFFECT),
@@ -407,6 +421,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         trained_with_a_part_in_training_mode,
         plain_scores,
         classified_by_log_softmax,
+        likelihoods_of_log_probabilities,
         another_order_each_pass,
         frozen,
     ],

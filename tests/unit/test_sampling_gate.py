@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as hooks
+from torch.utils.data import DataLoader
 
 from loops import loader, net, sgd, work
 from observed_process import Seen, observing
 from traincheck.sources.recording import recorder
+from traincheck.vocab.builtin_rules import NEVER_STEPPED
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import NO_CALL, TRAIN
 
@@ -325,3 +327,17 @@ def test_time_of_inner_functions_is_not_counted_twice() -> None:
     # One tick for each call of inner, three between them. From Python 3.12 on the functions of this test are observed
     # as well, which takes microseconds of the real clock.
     assert (spent["inner"], spent["outer"]) == pytest.approx((2.0, 3.0), abs=0.01)
+
+
+@pytest.mark.parametrize(("sampled", "reported"), [(False, True), (True, False)])
+def test_a_scheduler_may_step_while_nothing_is_watched(sampled: bool, reported: bool) -> None:
+    with observing(watches=only(1) if sampled else lambda step: True) as seen:
+        model, data = nn.Linear(2, 2), torch.ones(8, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for _ in range(3):
+            for x in DataLoader(data, batch_size=2):  # type: ignore[arg-type]
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+    assert any(reading.attribute == NEVER_STEPPED for reading in seen.readings) is reported

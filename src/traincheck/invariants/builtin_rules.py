@@ -23,6 +23,7 @@ from traincheck.vocab.builtin_rules import (
     MODE,
     NOT_ALL_ZERO,
     NOT_ZERO_FOR_LONG,
+    OF_SCORES,
     REPLACED_OPTIMIZER,
     REPORTED,
     REPORTED_ERRORS,
@@ -32,7 +33,6 @@ from traincheck.vocab.builtin_rules import (
     STRETCH,
     SUCCESSION,
     UNUSED,
-    WITH_LOGITS,
     sentence_of,
 )
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
@@ -53,7 +53,7 @@ def of_training() -> tuple[Invariant, ...]:
         *(_rule(Subject(prop.object, MODE), prop, ERROR) for prop in (IN_TRAINING_MODE, IN_MODE_AROUND)),
         _rule(Subject(IN_EVALUATION_MODE.object, EVALUATION), IN_EVALUATION_MODE, ERROR),
         _rule(Subject(SHUFFLES.object, SHUFFLED), SHUFFLES, ERROR),
-        *(_rule(Subject(loss, LOGITS), SCORES, ERROR) for loss in WITH_LOGITS),
+        *(_rule(Subject(loss, LOGITS), SCORES, ERROR) for loss in OF_SCORES),
         _rule(Subject(REPLACED_OPTIMIZER, SUCCESSION), KEEPS_STATE, ERROR),
         *(
             _rule(Subject(quantity, REPORTED), prop, NOTICE if quantity == UNUSED else ERROR)

@@ -60,8 +60,14 @@ ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
-WITH_LOGITS = "torch.nn.functional.binary_cross_entropy_with_logits", "torch.nn.functional.cross_entropy"
-"""Losses that squash their input by themselves."""
+OF_SCORES = tuple(
+    f"torch.nn.functional.{name}"
+    for name in (
+        *("binary_cross_entropy_with_logits", "cross_entropy", "multilabel_soft_margin_loss"),
+        *("nll_loss", "kl_div"),
+    )
+)
+"""Losses that squash their input by themselves, and losses of logarithms of probabilities."""
 
 NOT_ALL_ZERO = Property(IS_NOT_ZERO, GRAD, "in some step")
 NOT_ZERO_FOR_LONG = Property(IS_NOT_ZERO, GRAD, "for each parameter")
@@ -135,7 +141,7 @@ _SENTENCES = {
     UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
     KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
-    SCORES: "in the input of a loss with logits, no sigmoid or softmax was applied",
+    SCORES: "a loss of scores or of log-probabilities gets no results of a sigmoid or a softmax",
     IN_MODE_AROUND: "a layer that a module makes in its forward is in evaluation mode if the module is",
     USED_BEFORE_CLEARED: "a gradient of a parameter that an optimizer holds is used by an update before it is cleared",
     CLIPPED_LAST: "no backward adds to a gradient between clipping and the update",

@@ -43,10 +43,10 @@ from traincheck.vocab.builtin_rules import (
     LAYERS,
     LOADED,
     LOGITS,
+    OF_SCORES,
     SCORES,
     UNUSED_LAYER,
     WITH_GRADIENTS_ON,
-    WITH_LOGITS,
     sentence_of,
 )
 from traincheck.vocab.demand import ROWS, TENSORS, Demand
@@ -217,7 +217,7 @@ class SquashedScores(StatelessPart):
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each loss with squashed scores."""
-        for call in calls_of(window, *WITH_LOGITS):
+        for call in calls_of(window, *OF_SCORES):
             if any(tensor.role == "input" and value_of(tensor.facts, "squashed") is True for tensor in call.tensors):
                 subject, note = Subject(call.levels[-1], LOGITS), "a sigmoid or a softmax computed the input"
                 context = context_of((), window.stage)
