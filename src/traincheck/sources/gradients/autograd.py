@@ -233,8 +233,11 @@ def _facts_of_loss(tensors: Any = None, *args: Any, **kwargs: Any) -> Facts:
             divisors.append(_number(node, "_saved_other"))
         node = next((before for before, _ in node.next_functions if before is not None), None)
     of_loss = facts(scaled=largest >= 2)
-    twice = next((number for number in divisors if number >= 2 and divisors.count(number) > 1), 0.0)
-    return merged(of_loss, divided_twice=int(twice)) if twice.is_integer() and twice else of_loss
+    if len(divisors) > 1:
+        twice = max((number for number in divisors if divisors.count(number) > 1), default=0.0)
+        if twice >= 2 and twice.is_integer():
+            return merged(of_loss, divided_twice=int(twice))
+    return of_loss
 
 
 def _number(node: Any, name: str) -> float:
