@@ -305,6 +305,17 @@ def compiles(results: Results) -> None:
     torch._dynamo.reset()
 
 
+def detaches(results: Results) -> None:
+    """Cuts layers off from the loss, which an optimizer holds."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model[1](model[0](torch.randn(2, 3)).detach()).sum().backward()
+        optimizer.step()
+    results += [parameter.detach().clone() for parameter in model.parameters()]
+
+
 def by_hand(results: Results) -> None:
     """Updates parameters without an optimizer."""
     model = Freezing()
@@ -328,6 +339,7 @@ PARTS: tuple[Callable[[Results], None], ...] = (
     errors,
     compiles,
     by_hand,
+    detaches,
 )
 
 

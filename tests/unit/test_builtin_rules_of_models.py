@@ -21,6 +21,7 @@ NOT_AVERAGED = "gradients-differ-between-ranks"
 NOT_SCHEDULED = "schedule-does-not-fit-run"
 STILL_SCALED = "gradients-still-scaled"
 NEVER_CALLED = "layer-never-called"
+FLOW_STOPS = "gradient-flow-stops"
 START_ALIKE = "layers-start-alike"
 STALE_COPY = "evaluated-copy-is-stale"
 STATE_LOST = "optimizer-state-lost"
@@ -434,6 +435,55 @@ def one_of_two_optimizers() -> None:
         optimizer.step()
 
 
+class Detaching(Net):
+    """Detaches its hidden state, for all losses or for one of two."""
+
+    def __init__(self, *, trains_body: bool) -> None:
+        super().__init__()
+        self.value, self.trains_body = nn.Linear(8, 3), trains_body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(x).relu()
+        values = self.value(hidden.detach())
+        return values + self.head(hidden if self.trains_body else hidden.detach())
+
+
+def detached() -> None:
+    trained(Detaching(trains_body=False))
+
+
+def detached_for_one_of_two_heads() -> None:
+    trained(Detaching(trains_body=True))
+
+
+def a_critic_steps_more_often() -> None:
+    generator, critic = nn.Linear(2, 6), Net()
+    of_generator, of_critic = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
+    for number in range(9):
+        of_critic.zero_grad()
+        loss = critic(generator(torch.randn(9, 2)).detach()).mean() - critic(torch.randn(9, 6)).mean()
+        loss.backward()
+        of_critic.step()
+        if number % 3 == 2:
+            of_generator.zero_grad()
+            (-critic(generator(torch.randn(9, 2))).mean()).backward()
+            of_generator.step()
+
+
+def a_target_follows() -> None:
+    """One optimizer holds a network and its target, which follows it."""
+    both = nn.ModuleDict({"online": Net(), "target": Net()})
+    optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+    for _ in range(4):
+        x = torch.randn(9, 6)
+        optimizer.zero_grad()
+        F.mse_loss(both["online"](x), both["target"](x).detach()).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for target, online in zip(both["target"].parameters(), both["online"].parameters(), strict=True):
+                target.lerp_(online, 0.1)
+
+
 @pytest.mark.parametrize(
     ("program", "diagnosis"),
     [
@@ -447,6 +497,7 @@ def one_of_two_optimizers() -> None:
         (layers_set_the_seed, START_ALIKE),
         (evaluated, STALE_COPY),
         (built_for_each_pass, STATE_LOST),
+        (detached, FLOW_STOPS),
         (accumulated, WRONG_WEIGHTS),
         (evaluated_in_training_mode, IN_TRAINING_MODE),
         (evaluated_with_statistics_of_each_batch, IN_TRAINING_MODE),
@@ -484,6 +535,9 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         built_for_each_pass_without_momentum,
         built_for_each_task,
         built_for_each_phase,
+        detached_for_one_of_two_heads,
+        a_critic_steps_more_often,
+        a_target_follows,
         divided_once,
         not_accumulated,
         evaluated_in_evaluation_mode,

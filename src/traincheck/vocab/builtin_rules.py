@@ -47,11 +47,13 @@ GRAD, PARAMETER, MODEL, AUTOCAST, SCHEDULER, RUN = (
 UNUSED_GRADIENTS, IDLE_OPTIMIZER, UNINITIALISED = "unused_gradients", "idle_optimizer", "uninitialised"
 SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "never_stepped", "idle_region"
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
-DIFFERENT_COPIES, ACTIVE = "different_copies", "active_without_gradients"
+DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
-MEMORY, EQUAL_LAYERS, COPIES = (f"{PARAMETER}.{name}" for name in (UNINITIALISED, SAME_START, DIFFERENT_COPIES))
+MEMORY, EQUAL_LAYERS, COPIES, CUT_OFF_PARAMETERS = (
+    f"{PARAMETER}.{name}" for name in (UNINITIALISED, SAME_START, DIFFERENT_COPIES, CUT_OFF)
+)
 LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS = (
     f"module.{name}" for name in (PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS, ACTIVE)
 )
@@ -102,6 +104,7 @@ KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 USED = Property(ARE_USED, GRAD, "by an update")
 UNREAD_IS_READ = Property(IS_READ, "setting", "by torch")
 KEPT_IS_LOADED = Property(IS_LOADED, KEPT_WEIGHTS, "as it was kept")
+REACHED = Property(ARE_USED, GRAD, "and no detach cuts them off")
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
 STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
 EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
@@ -114,6 +117,7 @@ REPORTED_ERRORS = {
     UNREAD: UNREAD_IS_READ,
     UNREAD_BY_OPTIMIZER: UNREAD_IS_READ,
     KEPT_WEIGHTS: KEPT_IS_LOADED,
+    CUT_OFF_PARAMETERS: REACHED,
     MEMORY: WRITTEN,
     EQUAL_LAYERS: STARTS_DIFFER,
     STALE_COPY: EVALUATES_TRAINED,
@@ -139,6 +143,7 @@ _SENTENCES = {
     IN_EVALUATION_MODE: "an evaluation calls the trained model in evaluation mode",
     IN_TRAINING_MODE: "a model that an optimizer updates runs in training mode",
     UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
+    REACHED: "parameters that an optimizer holds are not cut off from every loss by detach",
     KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SCORES: "a loss of scores or of log-probabilities gets no results of a sigmoid or a softmax",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.api_output.call_results import REQUIRES_GRAD
-from traincheck.vocab.builtin_rules import WITH_GRADIENTS_ON
+from traincheck.vocab.builtin_rules import REACHED, WITH_GRADIENTS_ON
 
 DIAGNOSIS = Diagnosis(
     slug="gradient-flow-stops",
@@ -14,6 +14,7 @@ DIAGNOSIS = Diagnosis(
     advice=("Look for the code that takes the result out of the graph.",),
     explains=(
         Match(verb=REQUIRES_GRAD.verb, object=REQUIRES_GRAD.object),
+        Match(verb=REACHED.verb, object=REACHED.object, detail=REACHED.detail),
         Match(verb=WITH_GRADIENTS_ON.verb, object=WITH_GRADIENTS_ON.object, detail=WITH_GRADIENTS_ON.detail),
     ),
     priority=5,

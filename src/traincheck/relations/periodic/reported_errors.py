@@ -20,6 +20,7 @@ from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import NEXT, UPDATE, Part, StatelessPart, calls_of, named, number, site_of
 from traincheck.vocab.builtin_rules import (
     COPIES,
+    CUT_OFF_PARAMETERS,
     EQUAL_LAYERS,
     IDLE,
     IDLE_AUTOCAST,
@@ -66,6 +67,9 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
         f"the program set the attribute {readings[0].value}, and the optimizer reads param_groups"
     ),
     KEPT_WEIGHTS: lambda readings: f"{readings[0].value} updates have changed the state since state_dict() returned it",
+    CUT_OFF_PARAMETERS: lambda readings: (
+        f"{len(readings)} parameters have no gradient, and a tensor computed from them was detached there"
+    ),
     MEMORY: lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
     EQUAL_LAYERS: lambda readings: (
         f"{len(readings)} parameters are equal, and the seed was the same when they were made"

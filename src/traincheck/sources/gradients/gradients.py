@@ -214,6 +214,11 @@ class Gradients:
         held = [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
         return [(v, t) for v, t in held if self.may_read(v)] if self._several else held
 
+    def was_called(self, variable: Variable) -> bool:
+        """Return whether the module that owns a variable was called with gradients on."""
+        module = None if variable.module is None else variable.module()
+        return id(module) in self._called
+
     def has_stepped(self, optimizer: str) -> bool:
         """Return whether an optimizer has ever stepped."""
         return optimizer in self._steps

@@ -42,12 +42,13 @@ from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.builtin_rules import REPLACED
+from traincheck.vocab.builtin_rules import CUT_OFF, PARAMETER, REPLACED
 from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change, Reading
 from traincheck.vocab.facts import Facts, facts, merged
 
 if TYPE_CHECKING:
+    from traincheck.sources.gradients.cut_gradients import CutGradients
     from traincheck.sources.optimizers.magnitudes import Magnitudes
     from traincheck.sources.optimizers.model_descriptions import ModelDescriptions
     from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers
@@ -73,6 +74,7 @@ class OptimizerSource(RecorderListener):
         self._state_changes = OptimizerStateChanges()
         self._living: dict[str, weakref.ref[Any]] = {}
         self._replaced: ReplacedOptimizers | None = None
+        self._cut: CutGradients | None = None
 
     def offers(self) -> str | None:
         return None
@@ -88,6 +90,7 @@ class OptimizerSource(RecorderListener):
         self._describes_models = [name for name in (PARAMETERS, MODULES) if demand.takes_reading(MODEL, name)]
         self._reads_magnitudes = demand.takes_reading(MODEL, MAGNITUDES)
         self._finds_replaced = demand.takes_reading(OPTIMIZER, REPLACED)
+        self._finds_cut = demand.takes_reading(PARAMETER, CUT_OFF)
         self._records_steps = demand.has_other_than(COMPUTATION)  # another source records computations
         self._replicas = ReplicaReadings(demand, recorder)
         self._report_master_copies = report = recorder.guarded(self.name, self._master_copies.report)
@@ -99,6 +102,8 @@ class OptimizerSource(RecorderListener):
         recorder.after_gap(self.name, self._catalog.refresh_holders, undo=undo)
         recorder.after_gap(self.name, self._state_changes.forget, undo=undo)
         recorder.after_gap(self.name, self._forget_replaced, undo=undo)
+        recorder.after_gap(self.name, self._forget_cut, undo=undo)
+        undo.callback(self._forget_cut)
         recorder.on_detach(undo, self._living.clear)
         begin = recorder.guarded(self.name, self._step_begins, always=True)
         end = recorder.guarded(self.name, self._step_ends, always=True)
@@ -126,6 +131,10 @@ class OptimizerSource(RecorderListener):
     def _forget_replaced(self) -> None:
         if self._replaced is not None:
             self._replaced.forget()
+
+    def _forget_cut(self) -> None:
+        if self._cut is not None:
+            self._cut.forget()
 
     def window_closing(self, cut: Cut) -> None:
         self._report_master_copies(cut.stage)
@@ -293,6 +302,8 @@ class OptimizerSource(RecorderListener):
         """Read parameters and state after a step."""
         with hidden_from_modes():
             before.negligible = negligible_gradients(optimizer, before.held)
+            if self._finds_cut and (self._cut is None or name not in self._cut.done):
+                self._follow_cut(name)
             if self._replaced is not None:
                 self._replaced.step_ends(name, optimizer, self._recorder.steps.passes_ended)
             if before.parameters:
@@ -303,6 +314,13 @@ class OptimizerSource(RecorderListener):
                 self._magnitudes.read_after(before.magnitudes, call.seq)
         self._readings.step_ends(optimizer, name, call.seq)
         self._master_copies.update_ends()
+
+    def _follow_cut(self, name: str) -> None:
+        if self._cut is None:
+            from traincheck.sources.gradients.cut_gradients import CutGradients  # not before a step
+
+            self._cut = CutGradients(self.name, self._catalog, self._gradients, self._recorder)
+        self._cut.step_ends(name)
 
     def _record_parameters(self, call: OpenCall, name: str, before: StateBeforeStep) -> None:
         was, gradients, read, negligible = (
