@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 from traincheck.vocab.builtin_rules import (
+    ELEMENTWISE,
     EVALUATION,
     FLOW,
     FLOW_OF_GRADIENTS,
@@ -27,7 +28,9 @@ from traincheck.vocab.builtin_rules import (
     REPLACED_OPTIMIZER,
     REPORTED,
     REPORTED_ERRORS,
+    SAME_SHAPE,
     SCORES,
+    SHAPES,
     SHUFFLED,
     SHUFFLES,
     STRETCH,
@@ -54,6 +57,7 @@ def of_training() -> tuple[Invariant, ...]:
         _rule(Subject(IN_EVALUATION_MODE.object, EVALUATION), IN_EVALUATION_MODE, ERROR),
         _rule(Subject(SHUFFLES.object, SHUFFLED), SHUFFLES, ERROR),
         *(_rule(Subject(loss, LOGITS), SCORES, ERROR) for loss in OF_SCORES),
+        *(_rule(Subject(loss, SHAPES), SAME_SHAPE, ERROR) for loss in ELEMENTWISE),
         _rule(Subject(REPLACED_OPTIMIZER, SUCCESSION), KEEPS_STATE, ERROR),
         *(
             _rule(Subject(quantity, REPORTED), prop, NOTICE if quantity == UNUSED else ERROR)

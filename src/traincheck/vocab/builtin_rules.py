@@ -29,9 +29,9 @@ STRETCH, FLOW, LAYERS, MODE = "stretch", "flow", "layers", "mode"
 """Grains of rules: consecutive steps, the way of each gradient to an update, the layers of a model, and the mode of a
 model that is trained."""
 
-SHUFFLED, LOGITS, SUCCESSION, EVALUATION = "shuffled pass", "scores", "succession", "evaluation"
-"""Grains: samplers that shuffle, the input of a loss with logits, an optimizer that replaces another, and the calls of
-a model in an evaluation."""
+SHUFFLED, LOGITS, SHAPES, SUCCESSION, EVALUATION = "shuffled pass", "scores", "shapes", "succession", "evaluation"
+"""Grains: samplers that shuffle, the input of a loss with logits, the shapes of a loss, an optimizer that replaces
+another, and the calls of a model in an evaluation."""
 
 REPORTED = "reported"
 """The grain of rules about errors that a source has decided by itself (relations/periodic/reported_errors.py)."""
@@ -71,6 +71,9 @@ OF_SCORES = tuple(
 )
 """Losses that squash their input by themselves, and losses of logarithms of probabilities."""
 
+ELEMENTWISE = tuple(f"torch.nn.functional.{name}" for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
+"""Losses that broadcast their input and their target."""
+
 NOT_ALL_ZERO = Property(IS_NOT_ZERO, GRAD, "in some step")
 NOT_ZERO_FOR_LONG = Property(IS_NOT_ZERO, GRAD, "for each parameter")
 
@@ -79,6 +82,9 @@ CLIPPED_LAST = Property(ARE_USED, GRAD, "as they were clipped")
 SEEN_BY_CLIPPING = Property(ARE_USED, GRAD, "after clipping saw them")
 AFTER_AVERAGING = Property(ARE_USED, GRAD, "after ranks averaged them")
 AFTER_UNSCALING = Property(ARE_USED, GRAD, "after they are unscaled")
+CLIPPED_IN_TIME = Property(ARE_USED, GRAD, "after they are clipped")
+USED_ONCE = Property(ARE_USED, GRAD, "in one step of an optimizer")
+WITH_A_RATE = Property(ARE_USED, GRAD, "with a learning rate above zero")
 WEIGHED_ONCE = Property(ARE_USED, GRAD, "with the weights of their micro-batches")
 FLOW_OF_GRADIENTS = (
     USED_BEFORE_CLEARED,
@@ -87,6 +93,9 @@ FLOW_OF_GRADIENTS = (
     AFTER_UNSCALING,
     AFTER_AVERAGING,
     WEIGHED_ONCE,
+    CLIPPED_IN_TIME,
+    USED_ONCE,
+    WITH_A_RATE,
 )
 
 IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model")
@@ -99,6 +108,7 @@ IN_EVALUATION_MODE = Property(RUNS_IN, "torch.nn.Module.forward", "evaluation mo
 IN_MODE_AROUND = Property(RUNS_IN, "torch.nn.Module.forward", "the mode of the module around it")
 SHUFFLES = Property(DIFFERS_BETWEEN_PASSES, "loader.order", "if the sampler shuffles")
 SCORES = Property(ARGUMENT_VALUES, "input", "no sigmoid or softmax was applied")
+SAME_SHAPE = Property(ARGUMENT_VALUES, "target", "it has the shape of the input")
 KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 
 USED = Property(ARE_USED, GRAD, "by an update")
@@ -146,6 +156,7 @@ _SENTENCES = {
     REACHED: "parameters that an optimizer holds are not cut off from every loss by detach",
     KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
+    SAME_SHAPE: "a loss compares each prediction with one target",
     SCORES: "a loss of scores or of log-probabilities gets no results of a sigmoid or a softmax",
     IN_MODE_AROUND: "a layer that a module makes in its forward is in evaluation mode if the module is",
     USED_BEFORE_CLEARED: "a gradient of a parameter that an optimizer holds is used by an update before it is cleared",
@@ -154,6 +165,9 @@ _SENTENCES = {
     IS_PART_OF_ITS_MODEL: "a new layer that gets gradients in training is updated with the model that calls it",
     IS_CALLED: "a layer with parameters that a module makes is called",
     AFTER_AVERAGING: "ranks of a data-parallel model average gradients before an update uses them",
+    CLIPPED_IN_TIME: "gradients are clipped before the update that uses them",
+    USED_ONCE: "an optimizer uses the gradient of a backward in one step",
+    WITH_A_RATE: f"the learning rate of an optimizer is above zero in one of {FIRST} updates in a row",
     WEIGHED_ONCE: "losses that are accumulated are divided by the number of micro-batches once",
     AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",

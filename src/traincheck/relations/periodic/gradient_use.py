@@ -8,6 +8,8 @@ cleared. A gradient that leaves this path is lost, in any program:
 * clipping sees no gradient, and the next update uses some;
 * an update uses a gradient that `DistributedDataParallel` has not averaged, because each backward ran under `no_sync`;
 * a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled;
+* clipping changes a gradient after the update that used it;
+* an optimizer steps twice with the gradients of one backward, or with a learning rate of zero again and again;
 * an update uses the gradients of several micro-batches, and each loss was divided by their number twice: by the
   program, say, and by a library.
 
@@ -38,12 +40,16 @@ from traincheck.relations.parts import (
 from traincheck.vocab.builtin_rules import (
     AFTER_AVERAGING,
     AFTER_UNSCALING,
+    CLIPPED_IN_TIME,
     CLIPPED_LAST,
+    FIRST,
     FLOW,
     GRAD,
     SEEN_BY_CLIPPING,
     USED_BEFORE_CLEARED,
+    USED_ONCE,
     WEIGHED_ONCE,
+    WITH_A_RATE,
     sentence_of,
 )
 from traincheck.vocab.demand import Demand
@@ -63,7 +69,7 @@ SCALER, SCALE, UNSCALE = (f"torch.amp.GradScaler.{method}" for method in ("step"
 MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
 
-_FILLED, _USED, _CLIPPED, _ADDED, _SCALED, _LOCAL = 1, 2, 4, 8, 16, 32
+_FILLED, _USED, _CLIPPED, _ADDED, _SCALED, _LOCAL, _SPENT = 1, 2, 4, 8, 16, 32, 64
 """The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
 
 
@@ -85,6 +91,9 @@ class GradientUse(Part):
         self._unscalings: list[int] = []  # and of calls that unscale gradients
         self._are_scaled = self._are_local = False  # whether some gradient has the flag
         self._is_scaled = False  # the program has scaled a loss since the last backward
+        self._users: dict[str, str] = {}  # by parameter: the optimizer that used its gradient last
+        self._spent: set[tuple[Property, str]] = set()  # parameters with a gradient that was clipped or used too late
+        self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
         self._divided: list[int] = []  # for each backward since the last update: a number that divides its loss twice
 
     def forget(self) -> None:
@@ -128,7 +137,7 @@ class GradientUse(Part):
         call = window.by_seq.get(change.call)
         api = call.levels[-1] if call is not None else ""
         if change.attribute == "data":
-            self._follow_data(change, api, names, failures)
+            self._follow_data(change, call, names, failures)
         elif call is not None and _is_inside(call, UPDATE, window):
             self._flags.update(dict.fromkeys(names, 0))  # a closure of the update, which uses all of its gradients
         elif call is not None and _is_inside(call, BACKWARD, window):
@@ -142,6 +151,8 @@ class GradientUse(Part):
             for name in names:  # what a backward added before is clipped now
                 if change.changed and self._flags.get(name, 0) & _SCALED:
                     failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
+                if change.changed and self._flags.get(name, 0) & _SPENT:
+                    self._note_spent(CLIPPED_IN_TIME, name, change.call, failures)
                 self._flags[name] = self._flags.get(name, 0) & ~_ADDED | (_CLIPPED if change.changed else 0)
 
     def _fill(self, window: Window, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
@@ -160,7 +171,7 @@ class GradientUse(Part):
             elif flags & _CLIPPED:
                 flags |= _ADDED
             if len(self._flags) < MAX_VARIABLES:
-                self._flags[name] = (flags & ~_LOCAL) | new
+                self._flags[name] = (flags & ~(_LOCAL | _SPENT)) | new
 
     def _remove_flag(self, flag: int) -> None:
         self._flags = {name: flags & ~flag for name, flags in self._flags.items()}
@@ -181,12 +192,20 @@ class GradientUse(Part):
             self._lost_in[name] = self._updates
             self._used.discard(name)
 
-    def _follow_data(self, change: Change, api: str, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
-        is_use = api == UPDATE and value_of(change.context, "held") == "this"
+    def _follow_data(
+        self, change: Change, call: Call | None, names: list[str] | tuple[str, ...], failures: _Failures
+    ) -> None:
+        is_use = call is not None and call.levels[-1] == UPDATE and value_of(change.context, "held") == "this"
         if not change.changed and not is_use:
             return
+        user = call.receiver if is_use and call is not None and value_of(change.context, "grad") == "some" else ""
         for name in names:
             flags = self._flags.get(name, 0)
+            if user and flags & _SPENT and self._users.get(name) == user:
+                self._note_spent(USED_ONCE, name, change.call, failures)
+            if user:
+                self._users[name] = user
+                flags |= _SPENT
             if is_use and flags & _ADDED:
                 failures.setdefault((CLIPPED_LAST, change.call), []).append(name)
             if is_use and flags & _SCALED:
@@ -196,6 +215,13 @@ class GradientUse(Part):
             self._flags[name] = (flags | _USED) & ~(_CLIPPED | _ADDED)
             if name in self._lost_in:
                 self._used.add(name)
+
+    def _note_spent(self, prop: Property, name: str, call: int, failures: _Failures) -> None:
+        """Note a gradient that something changes or uses after its update. It counts at the second time."""
+        if (prop, name) in self._spent:
+            failures.setdefault((prop, call), []).append(name)
+        elif len(self._spent) < MAX_VARIABLES:
+            self._spent.add((prop, name))
 
     def _judge_clipping(self, window: Window) -> Iterator[Occasion]:
         for call in calls_of(window, *CLIPPING, UPDATE, SCALER):
@@ -209,12 +235,22 @@ class GradientUse(Part):
                     self._flags[name] = flags | _USED
                 continue
             self._updates += 1
+            yield from self._judge_rate(call, window)
             clipping, self._empty_clipping = self._empty_clipping, None
             if clipping is None or value_of(call.context, "grads") not in ("some", "mixed"):
                 continue
             if (SEEN_BY_CLIPPING, clipping.site) not in self._reported:
                 self._reported.add((SEEN_BY_CLIPPING, clipping.site))
                 yield _occasion(window, SEEN_BY_CLIPPING, call.seq, (), site=clipping.site)
+
+    def _judge_rate(self, call: Call, window: Window) -> Iterator[Occasion]:
+        is_idle = value_of(call.context, "lr") == "zero" and value_of(call.context, "grads") in ("some", "mixed")
+        in_a_row = self._idle_rates.get(call.receiver, 0) + 1 if is_idle else 0
+        if in_a_row or call.receiver in self._idle_rates:
+            self._idle_rates[call.receiver] = in_a_row
+        if in_a_row == FIRST and (WITH_A_RATE, call.receiver) not in self._reported:
+            self._reported.add((WITH_A_RATE, call.receiver))
+            yield _occasion(window, WITH_A_RATE, call.seq, (), site=call.site)
 
     def _judge_weights(self, window: Window) -> Iterator[Occasion]:
         for call in calls_of(window, BACKWARD, UPDATE):
@@ -262,6 +298,9 @@ def _occasion(window: Window, prop: Property, seq: int, names: tuple[str, ...], 
 
 
 _NOTES = {
+    CLIPPED_IN_TIME: "clipping changed these gradients after an update had used them, and before the next backward",
+    USED_ONCE: "the optimizer had already used these gradients, and no backward had computed new ones",
+    WITH_A_RATE: f"{FIRST} updates in a row had a learning rate of zero in all parameter groups",
     USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
     SEEN_BY_CLIPPING: "clipping saw a norm of zero, and the next update used gradients that are not zero",

@@ -1,7 +1,4 @@
-"""Check how a program uses the layers of its models: with which gradients and scores.
-
-A source sees in autograd whether a sigmoid or a softmax computed the input of a loss with logits (the fact `squashed`,
-call_summaries.py).
+"""Check how a program uses the layers of its models.
 
 Note [Layers that do not learn]
 * A model is updated or calls a layer that is no part of it (layers in a plain list), and no optimizer holds the
@@ -29,7 +26,6 @@ from traincheck.relations.parts import (
     LOAD,
     UPDATE,
     Part,
-    StatelessPart,
     calls_of,
     is_in,
     loaded_models,
@@ -42,14 +38,11 @@ from traincheck.vocab.builtin_rules import (
     IS_PART_OF_ITS_MODEL,
     LAYERS,
     LOADED,
-    LOGITS,
-    OF_SCORES,
-    SCORES,
     UNUSED_LAYER,
     WITH_GRADIENTS_ON,
     sentence_of,
 )
-from traincheck.vocab.demand import ROWS, TENSORS, Demand
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, TRAIN, Call, Change, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -210,27 +203,3 @@ _NOTES = {
     WITH_GRADIENTS_ON: "an optimizer holds these parameters, and their modules were called with gradients off",
     IS_CALLED: "the model makes these layers, and no method of it uses them",
 }
-
-
-class SquashedScores(StatelessPart):
-    """Scores that were squashed before a loss which squashes them by itself."""
-
-    def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Yield an occasion for each loss with squashed scores."""
-        for call in calls_of(window, *OF_SCORES):
-            if any(tensor.role == "input" and value_of(tensor.facts, "squashed") is True for tensor in call.tensors):
-                subject, note = Subject(call.levels[-1], LOGITS), "a sigmoid or a softmax computed the input"
-                context = context_of((), window.stage)
-                yield Occasion(subject, context, *outcome_of(SCORES, False), call.seq, note=note)
-
-    @staticmethod
-    def speaks_of(subject: Subject) -> bool:
-        return subject.grain == LOGITS
-
-    @staticmethod
-    def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(subject.api, values=(TENSORS, ROWS))
-
-    @staticmethod
-    def describe(subject: Subject, prop: Property) -> str:
-        return sentence_of(subject, prop)

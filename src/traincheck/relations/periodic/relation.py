@@ -19,8 +19,9 @@ from traincheck.relations.parts import Composite, RelationPart
 from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
 from traincheck.relations.periodic.counters import Counters
 from traincheck.relations.periodic.gradient_use import GradientUse
+from traincheck.relations.periodic.loss_inputs import BroadcastTargets, SquashedScores
 from traincheck.relations.periodic.model_modes import EvaluationMode, TrainingMode
-from traincheck.relations.periodic.model_use import LayerUse, SquashedScores
+from traincheck.relations.periodic.model_use import LayerUse
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
 from traincheck.relations.periodic.reported_errors import OptimizerSuccession, ReportedErrors
 from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
@@ -42,6 +43,7 @@ class Periodic(Composite):
         TrainingMode,
         EvaluationMode,
         SquashedScores,
+        BroadcastTargets,
         ReportedErrors,
         OptimizerSuccession,
         Counters,

@@ -4,13 +4,16 @@ A module is called with gradients on, its parameters have no gradient when their
 detaches a tensor that was computed from them. So what follows does not train them. TrainCheck looks for the detaching
 line between the first and the second step of the optimizer, and only if there are such parameters.
 
-A parameter that something else writes is left out: a target network follows another one. So is a model whose result
-nobody uses (a pooler): nothing detaches it.
+Only lines of the project count, because TrainCheck and libraries detach tensors to read them. A parameter that
+something else writes is left out: a target network follows another one. So is a layer whose result nobody uses (a
+pooler).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -99,18 +102,19 @@ class CutGradients:
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def detach(*args: Any, **kwargs: Any) -> Any:
             if args and not torch.compiler.is_compiling():
-                self._note(args[0])
+                self._note(args[0], sys._getframe(1))
             return function(*args, **kwargs)
 
         return detach
 
-    def _note_detached(self, tensor: Any) -> None:
+    def _note_detached(self, tensor: Any, caller: FrameType) -> None:
+        sites = self._recorder.sites
         with hidden_from_modes():
-            if type(tensor) is not torch.Tensor or tensor.grad_fn is None or not self._recorder.watching:
+            if type(tensor) is not torch.Tensor or tensor.grad_fn is None or not sites.file_of(caller.f_code):
                 return
-            found = [key for key in _leaves_of(tensor) if any(key in group for group in self._suspects.values())]
-            for key in found:
-                self._sites.setdefault(key, self._recorder.sites.here())
+            for key in _leaves_of(tensor):
+                if any(key in suspects for suspects in self._suspects.values()):
+                    self._sites.setdefault(key, sites.above(caller))
 
 
 def _leaves_of(tensor: torch.Tensor) -> list[int]:
