@@ -9,7 +9,7 @@ DIAGNOSIS = Diagnosis(
     slug="loss-compares-all-pairs",
     title="The loss compares each prediction with each target",
     problem="The input and the target of a loss have different numbers of dimensions, and broadcasting makes both "
-    "larger: predictions of the shape [9, 1] and targets of the shape [9] become [9, 9]. The model learns the mean of "
+    "larger. Predictions of the shape [9, 1] and targets of the shape [9] become [9, 9]. The model learns the mean of "
     "all targets.",
     advice=(
         "Give both the same shape: prediction.squeeze(1), or target.unsqueeze(1).",
