@@ -44,8 +44,8 @@ check-house: $(CHECK_READY)
 	$(BIN)/pytest tests/house
 
 # Three at a time on two cores: some tests spend seconds waiting for a heartbeat or the end of a process.
-test-all: $(READY)  ## All tests, also those that take many minutes
-	$(BIN)/pytest -n 2 --dist worksteal tests
+test-all: $(READY)  ## All tests, also those that take many minutes; each command by its command line
+	$(BIN)/pytest --cold -n 2 --dist worksteal tests
 
 # make test-python VERSION=3.12, or VERSION=3.12 TORCH=2.15.0 for another torch than the pinned one.
 VERSION ?= 3.12

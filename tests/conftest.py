@@ -16,6 +16,7 @@ from traincheck.vocab.finding import ENDED, KILLED, Cost, Counts, Divergence, Fi
 from traincheck.vocab.invariant import Clause, Invariant, Support
 from traincheck.vocab.occasion import Property, Subject
 from traincheck.vocab.verification import VerifiedComputation
+from warm_commands import WarmProcess
 
 # A shared machine is slow now and then; that is no fault of the code under test.
 settings.register_profile("traincheck", deadline=None, max_examples=60)
@@ -28,6 +29,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept-gold", action="store_true", help="take the actual output as the new gold files")
+    parser.addoption("--cold", action="store_true", help="start each command by its command line, as users do")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    WarmProcess.cold = config.getoption("--cold")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

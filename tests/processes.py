@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import warm_commands
 from fake_ranks import wait_for
 
 PATIENCE = 120.0
@@ -25,15 +24,8 @@ class Running:
     """A command under way; what it says can be waited for."""
 
     def __init__(self, home: Path, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "traincheck", *words],
-            cwd=home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "COLUMNS": "100"},
-        )
+        environ = {**os.environ, "COLUMNS": "100"}
+        self.process = warm_commands.start(["-m", "traincheck", *words], home, environ, new_session=True)
         self.out, self.err = "", ""
         self._threads = [
             threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")

@@ -1,34 +1,28 @@
 """Starts programs in forks of a process that has already imported torch, without a launcher.
 
-Note [Warm starts]
-The benchmark starts some six hundred short programs, and of five seconds that one takes to start and train, the import
-of torch and the compiler behind the first optimizer take three and a half; torchrun imports torch once more. So the
-working processes import these once and fork. A fork gets what the command line would give it: working directory,
-arguments, `__main__`, streams, the variables that torchrun sets for each rank, and TrainCheck attached before its first
-line. `--cold` starts every program by its command line instead, and a test compares the two. The process that forks has
-to be young: threads of its own would be missing in its forks, and their locks would stay closed.
+The benchmark starts some six hundred short programs. Its working processes import torch once and fork, see Note [Warm
+starts] in benchmarks/forked_programs.py; torchrun would import torch once more. Each fork also gets the variables that
+torchrun sets for each rank, and TrainCheck attached before its first line.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
 import multiprocessing
 import multiprocessing.util
 import os
-import runpy
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
+from benchmarks.forked_programs import execute, preload
 from traincheck import config
-from traincheck.cli.main import RARE_COLLECTION
 from traincheck.runtime.launching import child_processes
 from traincheck.runtime.launching.command_target import Target
 from traincheck.runtime.launching.run_setup import manifest, now_in_words, settings
@@ -38,28 +32,13 @@ POLL = 0.02
 """Seconds between two looks at whether the processes of a program have ended."""
 
 
-AS_USUAL = gc.get_threshold()
-"""The default thresholds of the garbage collector."""
-
-
 def warm_up() -> None:
-    """Import what the programs need, in a process that is going to fork them. Nothing of TrainCheck is attached."""
-    import numpy  # noqa: F401
-    import sklearn.datasets  # noqa: F401
+    """Prepare this process to fork programs. Nothing of TrainCheck is attached."""
+    preload()
     import torch
-    import torch._dynamo
-    import torch.distributed
-    import torch.utils.data
-
-    import traincheck.checking.live
-    import traincheck.runtime.session
-    import traincheck.sources.registry  # noqa: F401
 
     multiprocessing.set_start_method("fork", force=True)  # as programs find it; a spawned process passes its own on
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # else each fork's collector looks through all of it, and copies its pages by doing so
-    gc.set_threshold(*RARE_COLLECTION)
 
 
 def warm_pool(jobs: int) -> ProcessPoolExecutor:
@@ -152,9 +131,8 @@ def _free_port() -> int:
 
 def _run_here(
     script: str, args: Sequence[str], home: Path, env: Mapping[str, str], first: Callable[[], None], log: Path
-) -> None:
+) -> NoReturn:
     """In the fork: become the program, and end as it does. Never returns."""
-    code = 1
     try:
         atexit._clear()  # what the parent wanted to do at its end is not ours
         atexit.register(multiprocessing.util._exit_function)
@@ -163,25 +141,14 @@ def _run_here(
         os.dup2(stream, 1)
         os.dup2(stream, 2)
         os.setpgid(0, 0)
-        gc.set_threshold(*AS_USUAL)
         os.environ.update(env)
         os.chdir(home)
-        sys.argv = [script, *args]
-        sys.path[0] = str(home)
+        sys.path.pop(0)
         first()
-        runpy.run_path(script, run_name="__main__")
-        code = 0
-    except SystemExit as exit_:
-        code = exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
     except BaseException:
         traceback.print_exc()
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+        os._exit(1)
+    execute([script, *args])
 
 
 def _wait(pids: Sequence[int], deadline: float) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import warm_commands
 from shared_artifacts import made_once
 from traincheck.cli.main import main
 from traincheck.invariants.book import Book, write_book
@@ -68,7 +69,7 @@ WITH_CALLBACKS = PROGRAM.replace(
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "traincheck", *words]
+    return ["-m", "traincheck", *words]
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +82,8 @@ def learn(home: Path) -> None:
     (home / "train.py").write_text(PLAIN)
     for number in (1, 2, 3):
         words = ("collect", "-o", f"good{number}", "train.py", "24", "0")
-        subprocess.run(command(*words), cwd=home, check=True, capture_output=True)
-    subprocess.run(
-        command("infer", "good1", "good2", "good3", "-o", "book.jsonl"), cwd=home, check=True, capture_output=True
-    )
+        warm_commands.run(command(*words), cwd=home, check=True)
+    warm_commands.run(command("infer", "good1", "good2", "good3", "-o", "book.jsonl"), cwd=home, check=True)
 
 
 class Run:
@@ -97,7 +96,7 @@ class Run:
             (home / file).unlink(missing_ok=True)
         (home / "train.py").write_text(text)
         argv = command("run", "--book", "book.jsonl", "-o", name, *words, "train.py", "-1", "0.02")
-        self.process = subprocess.Popen(argv, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = warm_commands.start(argv, cwd=home)
         self.until(lambda: any(answer["training"] for answer in self.answers()))
 
     def answers(self) -> list[dict[str, Any]]:
@@ -112,9 +111,7 @@ class Run:
 
     def ctl(self, *words: str, expect: int = 0) -> str:
         words = words if "--wait" in words else (*words, "--wait", "100")
-        done = subprocess.run(
-            command("ctl", self.path.name, *words), cwd=self.home, capture_output=True, text=True, timeout=200
-        )
+        done = warm_commands.run(command("ctl", self.path.name, *words), cwd=self.home, timeout=200)
         assert done.returncode == expect, done.stderr
         return done.stdout + done.stderr
 
@@ -173,7 +170,7 @@ def test_a_clean_run_is_controlled_and_stays_clean(start: Callable[..., Run], ho
     keys = "['buffers', 'format', 'gradients', 'optimizers', 'parameters', 'rank', 'step']"
     assert done.stdout.strip() == f"{keys} 6"
     offline = command("check", run.path.name, "--book", "book.jsonl", "--json")
-    checked = subprocess.run(offline, cwd=home, capture_output=True, text=True)
+    checked = warm_commands.run(offline, cwd=home)
     assert checked.returncode == 0 and json.loads(checked.stdout)["verdict"] == "clean", checked.stderr
 
 
@@ -266,7 +263,7 @@ def test_a_garbled_file_is_reported_once_and_training_continues(start: Callable[
 def test_simultaneous_requests_are_all_applied(start: Callable[..., Run]) -> None:
     run = start()
     words = [("source", name, "off") for name in ("clipping", "checkpoints", "run", "buffers")]
-    asking = [subprocess.Popen(command("ctl", run.path.name, *order, "--wait", "100"), cwd=run.home) for order in words]
+    asking = [warm_commands.start(command("ctl", run.path.name, *order, "--wait", "100"), run.home) for order in words]
     assert [process.wait(200) for process in asking] == [0, 0, 0, 0]
     control = json.loads((run.path / "control.json").read_text())
     assert control["off"] == ["buffers", "checkpoints", "clipping", "run"] and control["serial"] == 4
@@ -323,16 +320,16 @@ def test_bad_orders_are_refused_with_a_message(
 def test_requests_keep_training_bit_identical(home: Path) -> None:
     (home / "train.py").write_text(PLAIN)
     (home / "bad").unlink(missing_ok=True)
-    plain = subprocess.run([sys.executable, "train.py", "480", "0"], cwd=home, capture_output=True, text=True)
+    plain = warm_commands.run(["train.py", "480", "0"], cwd=home)
     path = home / f"run{len(list(home.glob('run*')))}"
     argv = command("run", "--book", "book.jsonl", "-o", path.name, "train.py", "480", "0.03")
-    running = subprocess.Popen(argv, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = warm_commands.start(argv, cwd=home)
     deadline = time.monotonic() + 60
     while not any('"training": true' in file.read_text() for file in path.glob("controlled-*.json")):
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     for words in (("record", "4"), ("snapshot",), ("source", "functions", "off"), ("source", "functions", "on")):
-        subprocess.run(command("ctl", path.name, *words, "--wait", "100"), cwd=home, capture_output=True, check=True)
+        warm_commands.run(command("ctl", path.name, *words, "--wait", "100"), cwd=home, check=True)
     out, stderr = running.communicate(timeout=120)
     assert out == plain.stdout, stderr
     (answer,) = (json.loads(file.read_text()) for file in path.glob("controlled-*.json"))

@@ -6,14 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import warm_commands
 from shared_artifacts import made_once
 from traincheck.checking.offline import check_folder
 from traincheck.invariants.book import read_book
@@ -59,9 +58,9 @@ MAX_A_STEP = 500
 
 
 def traincheck(home: Path, *words: object, expect: int = 0) -> str:
-    command = [sys.executable, "-m", "traincheck", *map(str, words)]
+    command = ["-m", "traincheck", *map(str, words)]
     environ = {**os.environ, "COLUMNS": "120"}
-    done = subprocess.run(command, cwd=home, capture_output=True, text=True, env=environ, timeout=300)
+    done = warm_commands.run(command, cwd=home, env=environ, timeout=300)
     assert done.returncode == expect, done.stdout + done.stderr
     return " ".join((done.stdout + done.stderr).split())
 
@@ -169,11 +168,11 @@ def test_a_killed_run_can_be_checked_and_lists_its_steps(home: Path) -> None:
 
 @pytest.mark.long
 def test_a_run_that_hangs_and_is_killed_has_its_last_steps(home: Path) -> None:
-    command = [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "-o", "hangs"]
+    command = ["-m", "traincheck", "run", "--book", "book.jsonl", "-o", "hangs"]
     words = [*command, "train.py", "333", "0", "hangs"]
-    with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, start_new_session=True) as running:
+    with warm_commands.start(words, cwd=home, new_session=True) as running:
         try:
-            assert running.stdout is not None and running.stdout.readline().startswith(b"loss")
+            assert running.stdout is not None and running.stdout.readline().startswith("loss")
             deadline = time.monotonic() + 60
             while steps(home / "hangs")[-1] < 332:  # the last one has not ended yet
                 assert time.monotonic() < deadline
@@ -202,7 +201,7 @@ except traincheck.TrainCheckError as error:
     print(error)
 """
     (home / "notebook.py").write_text(text)
-    done = subprocess.run([sys.executable, "notebook.py"], cwd=home, capture_output=True, text=True, timeout=300)
+    done = warm_commands.run(["notebook.py"], cwd=home, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "record was given 'some'; expected 'found' or 'all'" in " ".join(done.stdout.split())
     assert len(steps(home / "part")) < 100 and steps(home / "whole") == list(range(1, 301))
