@@ -75,7 +75,7 @@ class PythonProcess(subprocess.Popen[Any]):
             environ = {
                 os.fspath(name): os.fspath(value) for name, value in (os.environ if env is None else env).items()
             }
-            request = Request(words[1:], os.path.abspath(cwd or "."), environ, self._new_session)
+            request = Request(words[1:], str(Path.cwd() / (cwd or ".")), environ, self._new_session)
             self.pid = self.fork(request, child_ends)
             if self.pid:
                 self._child_created = True

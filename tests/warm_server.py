@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import ClassVar
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from benchmarks.forked_programs import execute, preload  # noqa: E402
-from traincheck.cli.main import PROGRAM_FOLLOWS  # noqa: E402
-from traincheck.cli.report_output import import_report_modules  # noqa: E402
-from warm_commands import ANSWER, PythonProcess, Request  # noqa: E402
+from benchmarks.forked_programs import execute, preload
+
+from traincheck.cli.main import PROGRAM_FOLLOWS
+from traincheck.cli.report_output import import_report_modules
+from warm_commands import ANSWER, PythonProcess, Request
 
 READ_EARLY = (
     *(
