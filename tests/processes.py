@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,8 @@ class Running:
 
     def __init__(self, home: Path, *words: str) -> None:
         environ = {**os.environ, "COLUMNS": "100"}
-        self.process = warm_commands.start(["-m", "traincheck", *words], home, environ, new_session=True)
+        command = [sys.executable, "-m", "traincheck", *words]
+        self.process = warm_commands.start(command, home, environ, new_session=True)
         self.out, self.err = "", ""
         self._threads = [
             threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")

@@ -173,15 +173,15 @@ def _number(connection: socket.socket) -> int:
 
 
 def start(
-    words: Sequence[str | os.PathLike[str]],
+    command: Sequence[str | os.PathLike[str]],
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     *,
     new_session: bool = False,
 ) -> subprocess.Popen[str]:
-    """Start `python WORDS` with pipes for its output."""
+    """Start a command with pipes for its output. It is a fork if it begins with `sys.executable`."""
     return WarmProcess(
-        [sys.executable, *map(os.fspath, words)],
+        command,
         cwd=cwd,
         env=env,
         stdout=subprocess.PIPE,
@@ -192,14 +192,14 @@ def start(
 
 
 def run(
-    words: Sequence[str | os.PathLike[str]],
+    command: Sequence[str | os.PathLike[str]],
     cwd: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Do what `subprocess.run([sys.executable, *words], capture_output=True, text=True, ...)` does."""
-    with start(words, cwd, env) as process:
+    """Do what `subprocess.run(command, capture_output=True, text=True, ...)` does."""
+    with start(command, cwd, env) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException:

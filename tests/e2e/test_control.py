@@ -69,7 +69,7 @@ WITH_CALLBACKS = PROGRAM.replace(
 
 
 def command(*words: str) -> list[str]:
-    return ["-m", "traincheck", *words]
+    return [sys.executable, "-m", "traincheck", *words]
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +320,7 @@ def test_bad_orders_are_refused_with_a_message(
 def test_requests_keep_training_bit_identical(home: Path) -> None:
     (home / "train.py").write_text(PLAIN)
     (home / "bad").unlink(missing_ok=True)
-    plain = warm_commands.run(["train.py", "480", "0"], cwd=home)
+    plain = warm_commands.run([sys.executable, "train.py", "480", "0"], cwd=home)
     path = home / f"run{len(list(home.glob('run*')))}"
     argv = command("run", "--book", "book.jsonl", "-o", path.name, "train.py", "480", "0.03")
     running = warm_commands.start(argv, cwd=home)

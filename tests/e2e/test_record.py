@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ MAX_A_STEP = 500
 
 
 def traincheck(home: Path, *words: object, expect: int = 0) -> str:
-    command = ["-m", "traincheck", *map(str, words)]
+    command = [sys.executable, "-m", "traincheck", *map(str, words)]
     environ = {**os.environ, "COLUMNS": "120"}
     done = warm_commands.run(command, cwd=home, env=environ, timeout=300)
     assert done.returncode == expect, done.stdout + done.stderr
@@ -168,7 +169,7 @@ def test_a_killed_run_can_be_checked_and_lists_its_steps(home: Path) -> None:
 
 @pytest.mark.long
 def test_a_run_that_hangs_and_is_killed_has_its_last_steps(home: Path) -> None:
-    command = ["-m", "traincheck", "run", "--book", "book.jsonl", "-o", "hangs"]
+    command = [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "-o", "hangs"]
     words = [*command, "train.py", "333", "0", "hangs"]
     with warm_commands.start(words, cwd=home, new_session=True) as running:
         try:
@@ -201,7 +202,7 @@ except traincheck.TrainCheckError as error:
     print(error)
 """
     (home / "notebook.py").write_text(text)
-    done = warm_commands.run(["notebook.py"], cwd=home, timeout=300)
+    done = warm_commands.run([sys.executable, "notebook.py"], cwd=home, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "record was given 'some'; expected 'found' or 'all'" in " ".join(done.stdout.split())
     assert len(steps(home / "part")) < 100 and steps(home / "whole") == list(range(1, 301))

@@ -68,8 +68,8 @@ ENDS = {
 }
 
 
-def cold(words: list[str], cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+def cold(command: list[str], cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
 def without_addresses(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
@@ -89,7 +89,7 @@ def warm_even_if_cold(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_is_as_python_makes_it(start: list[str], end: str, tmp_path: Path) -> None:
     (tmp_path / "process.py").write_text(PROCESS)
     environ = {**os.environ, "SOME": "value", "PYTHONPATH": "beside"}
-    words = [*start, ENDS[end]]
+    words = [sys.executable, *start, ENDS[end]]
     warm = warm_commands.run(words, tmp_path, environ, 120)
     assert without_addresses(warm) == without_addresses(cold(words, tmp_path, environ))
 
@@ -142,29 +142,33 @@ def windows_of(run: Path) -> list[Window]:
 def test_a_fork_that_would_differ_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("ours = True")
     (tmp_path / "process.py").write_text("import torch; print(torch.ours)")
-    assert warm_commands.run(["process.py"], tmp_path).stdout == "True\n"
+    assert warm_commands.run([sys.executable, "process.py"], tmp_path).stdout == "True\n"
     (tmp_path / "torch.py").unlink()
     (tmp_path / "process.py").write_text("import sys; print(sys.flags.optimize, 'torch' in sys.modules)")
-    assert warm_commands.run(["process.py"], tmp_path).stdout == "0 True\n"
-    assert warm_commands.run(["process.py"], tmp_path, {**os.environ, "PYTHONOPTIMIZE": "2"}).stdout == "2 False\n"
-    assert warm_commands.run(["missing.py"], tmp_path).returncode == 2
+    assert warm_commands.run([sys.executable, "process.py"], tmp_path).stdout == "0 True\n"
+    assert (
+        warm_commands.run([sys.executable, "process.py"], tmp_path, {**os.environ, "PYTHONOPTIMIZE": "2"}).stdout
+        == "2 False\n"
+    )
+    assert warm_commands.run([sys.executable, "missing.py"], tmp_path).returncode == 2
 
 
 @pytest.mark.usefixtures("warm_even_if_cold")
 def test_a_process_is_signalled_and_given_up(tmp_path: Path) -> None:
     (tmp_path / "process.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
-    with warm_commands.start(["process.py"], tmp_path, new_session=True) as process:
+    with warm_commands.start([sys.executable, "process.py"], tmp_path, new_session=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "begun\n" and process.poll() is None
         assert os.getpgid(process.pid) == process.pid
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == -signal.SIGINT
     with pytest.raises(subprocess.TimeoutExpired):
-        warm_commands.run(["process.py"], tmp_path, timeout=0.2)
+        warm_commands.run([sys.executable, "process.py"], tmp_path, timeout=0.2)
 
 
 def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     (tmp_path / "process.py").write_text("import os; print(os.getppid())")
-    text = "import os, warm_commands as w; os.write(1, w.run(['process.py']).stdout.encode()); os.kill(os.getpid(), 9)"
+    run = "warm_commands.run([sys.executable, 'process.py']).stdout.encode()"
+    text = f"import os, sys, warm_commands; os.write(1, {run}); os.kill(os.getpid(), 9)"
     environ = {**os.environ, "PYTHONPATH": str(warm_commands.SERVER.parent)}
     done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, timeout=120)
     server = int(done.stdout)
