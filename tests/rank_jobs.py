@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import warm_commands
 from traincheck.trace.reader import count_windows
+from warm_commands import WarmProcess, server_address
 
 PROGRAM = """
 import sys
@@ -58,7 +59,7 @@ WITHOUT_DDP = ("loss = (model(batch)", "loss = (inner(batch)")
 def traincheck(home: Path, *words: str, expect: int = 0) -> str:
     """Return the output of the command."""
     command = [sys.executable, "-m", "traincheck", *words]
-    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
+    done = warm_commands.run(command, cwd=home, timeout=300)
     assert done.returncode == expect, done.stderr
     return done.stdout
 
@@ -76,17 +77,46 @@ done
 """
 
 
+WARM_RANKS = """#!{python} -IS
+import os, sys, time
+sys.path.insert(0, {tests!r})
+from warm_commands import WarmProcess
+
+WarmProcess.address = {address!r}
+job = {{"WORLD_SIZE": "{ranks}", "LOCAL_WORLD_SIZE": "{ranks}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}}
+running = []
+for rank in range({ranks}):
+    environ = {{**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)}}
+    running.append(WarmProcess([{python!r}, *sys.argv[1:]], env=environ))
+while running:
+    time.sleep(0.02)
+    for process in [process for process in running if process.poll() is not None]:
+        running.remove(process)
+        if process.returncode:
+            for other in running:
+                other.terminate()
+            for other in running:
+                other.wait()
+            sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
+"""
+"""The same with forks of the server of tests/warm_commands.py."""
+
+
 def rank_starter(home: Path, ranks: int = 2) -> tuple[str, ...]:
     """The start of a command that runs a script on several ranks, without the seconds that TORCHRUN itself takes.
 
-    Use it where a test is not about the launcher. Rules go by the command's first word and script, so it is a shell
-    script with the name of the interpreter: books of its runs also hold for TORCHRUN. Each call names a new port.
+    Use it where a test is not about the launcher. Rules go by the command's first word and script, so it is a script
+    with the name of the interpreter: books of its runs also hold for TORCHRUN. Each call names a new port.
     """
-    shell = home / "ranks" / Path(sys.executable).name
-    shell.parent.mkdir(exist_ok=True)
-    shell.write_text(RANKS.format(ranks=ranks, port=free_port(), python=sys.executable))
-    shell.chmod(0o755)
-    return (str(shell),)
+    script = home / "ranks" / Path(sys.executable).name
+    script.parent.mkdir(exist_ok=True)
+    values = {"ranks": ranks, "port": free_port(), "python": sys.executable}
+    if WarmProcess.cold:
+        script.write_text(RANKS.format(**values))
+    else:
+        script.write_text(WARM_RANKS.format(**values, tests=str(Path(__file__).parent), address=server_address()))
+    script.chmod(0o755)
+    return (str(script),)
 
 
 def collect(home: Path, folder: str, text: str, seed: int) -> None:

@@ -89,12 +89,15 @@ class WarmProcess(PythonProcess):
 
     cold: ClassVar[bool] = False
     """Whether all are started by their command lines."""
+    address: ClassVar[str] = ""
+    """The socket of the server; without any, this process starts a server of its own."""
     _connection: socket.socket | None = None
 
     def fork(self, request: Request, streams: Sequence[int]) -> int:
         if self.cold:
             return 0
-        connection = _server().connect()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self.address or server_address())
         request.send(connection, streams)
         pid = _number(connection)
         if pid:
@@ -129,10 +132,10 @@ class Server:
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="warm-")
-        self._address = str(Path(self._folder) / "server")
+        self.address = str(Path(self._folder) / "server")
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._address)
+            listener.bind(self.address)
             listener.listen(64)
             self._process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(listener.fileno())],
@@ -152,15 +155,15 @@ class Server:
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._address)
-        return connection
-
 
 @cache
 def _server() -> Server:
     return Server()
+
+
+def server_address() -> str:
+    """The socket of the server of this process, which starts it at first use."""
+    return _server().address
 
 
 def _number(connection: socket.socket) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import select
 import signal
 import site
@@ -29,6 +30,7 @@ from benchmarks.forked_programs import execute, preload
 
 from traincheck.cli.main import PROGRAM_FOLLOWS
 from traincheck.cli.report_output import import_report_modules
+from traincheck.runtime.launching.child_processes import SEARCH_PATH, SESSION
 from warm_commands import ANSWER, PythonProcess, Request
 
 READ_EARLY = (
@@ -52,7 +54,7 @@ READ_EARLY = (
 """Beginnings of the names of variables that Python or a library reads when it starts."""
 PARTS = ("checking", "cli", "diagnoses", "inference", "invariants", "relations", "trace")
 """The packages of TrainCheck that commands import. None of them imports a framework."""
-SEARCH_PATH = "PYTHONPATH"
+IMPORTS_TORCH = re.compile(r"^ *(import|from) .*\btorch\b", re.MULTILINE)
 ENVIRON = dict(os.environ)
 
 
@@ -124,6 +126,8 @@ def can_be_forked(request: Request) -> bool:
     if first != "-m":
         if not first.endswith(".py") or not (folder / first).is_file():
             return False
+        if SESSION in request.env and not IMPORTS_TORCH.search((folder / first).read_text(errors="replace")):
+            return False  # TrainCheck attaches when torch is imported, which a fork has done already
         folder = (folder / first).resolve().parent
     elif len(request.words) < 2:
         return False

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import warm_commands
 from traincheck.invariants.book import Book, write_book
 from traincheck.vocab.invariant import Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property, Subject
@@ -56,7 +56,7 @@ def run(folder: Path, script: str, *before: str) -> list[str]:
     replacements, arguments = SCRIPTS[script]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     words = [*before, str(HARNESS), json.dumps(replacements), str(ROOT / "examples" / script), *arguments]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    done = warm_commands.run(words, cwd=folder, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return [re.sub(r"\d+\.\d+s\b", "", line) for line in done.stdout.splitlines() if not line.startswith("traincheck")]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import warm_commands
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -227,11 +228,9 @@ dist.destroy_process_group()
 def findings(folder: Path, *words: str, **more: str) -> list[str]:
     """Titles of what a run that is checked against the packs finds."""
     path = os.pathsep.join(filter(None, (str(SOURCE), more.pop("search", ""))))
-    done = subprocess.run(
+    done = warm_commands.run(
         [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "out", *words],
         cwd=folder,
-        capture_output=True,
-        text=True,
         timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more},
     )

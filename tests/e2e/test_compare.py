@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
 from pages import Page
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -59,7 +60,7 @@ print("HASH", hashlib.sha256(b"".join(each.numpy().tobytes() for each in state))
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True)
+    return warm_commands.run([sys.executable, *words], cwd=folder, env=environ)
 
 
 def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

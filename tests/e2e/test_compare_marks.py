@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 TRAINER = """
@@ -110,7 +112,7 @@ traincheck.mark("logprobs", np.take_along_axis(logprobs, tokens[:, 1:, None], -1
 def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "traincheck", *words]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    return warm_commands.run(command, cwd=folder, env=environ)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, get_worker_info
 
+import warm_commands
 from observed_process import Seen, observing
 from traincheck.sources.data import loader_workers
 from traincheck.vocab.demand import Demand
@@ -324,7 +324,7 @@ def test_the_start_method_of_the_program_is_not_settled_by_asking_for_it() -> No
         "multiprocessing.set_start_method('spawn')\n"
         "print(_start_method(None), _start_method(multiprocessing.get_context('fork')))\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    done = warm_commands.run([sys.executable, "-c", text], check=True)
     assert done.stdout.splitlines() == [f"{multiprocessing.get_all_start_methods()[0]} None", "spawn fork"]
 
 
@@ -446,9 +446,9 @@ def test_a_program_with_workers_is_the_same_and_ends_cleanly(tmp_path: Path, met
     head = PROGRAM.split("torch.manual_seed(0)\n")[0]
     settle = f"    torch.multiprocessing.set_start_method({method!r})\n    torch.manual_seed(0)\n"
     (tmp_path / "program.py").write_text(f"{head}\nif __name__ == '__main__':\n{settle}{main}\n")
-    plain = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    plain = warm_commands.run([sys.executable, "program.py"], cwd=tmp_path, timeout=300)
     command = [sys.executable, "-m", "traincheck", "collect", "-o", "run", "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = warm_commands.run(command, cwd=tmp_path, timeout=300)
     assert (plain.returncode, done.returncode) == (0, 0), done.stderr
     assert plain.stdout.endswith("end\n") and done.stdout == plain.stdout
     assert "Traceback" not in done.stderr and "no longer observed" not in done.stderr, done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import warm_commands
 from torch_version import TORCH
 from traincheck.integrations import pytest_plugin
 
@@ -115,7 +116,7 @@ FRAMEWORKS = {
 
 
 def execute(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=where, capture_output=True, text=True, timeout=300)
+    return warm_commands.run([sys.executable, *words], cwd=where, timeout=300)
 
 
 NEEDS_TORCH = pytest.mark.skipif(TORCH < (2, 6), reason="transformers needs torch 2.6 or later")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
 from shared_artifacts import made_once
 from torch_version import TORCH
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.slow
 def traincheck(*words: object) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does."""
     command = [sys.executable, "-m", "traincheck", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+    return warm_commands.run(command, cwd=ROOT, env={**os.environ, "COLUMNS": "100"})
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+import warm_commands
+
 PROGRAM = Path(__file__).with_name("programs") / "hand_loop.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
-    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    return warm_commands.run(words, cwd=folder, env=environ, timeout=300)
 
 
 def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+import warm_commands
 from shared_artifacts import made_once
 
 PROGRAM = Path(__file__).parent / "programs" / "translate.py"
@@ -97,7 +98,7 @@ MUTATIONS = {
 def traincheck(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does, in `home`."""
     command = [sys.executable, "-m", "traincheck", *map(str, words)]
-    return subprocess.run(command, cwd=home, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+    return warm_commands.run(command, cwd=home, env={**os.environ, "COLUMNS": "100"})
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
+
 PROGRAM = """
 import sys
 import torch
@@ -35,7 +37,7 @@ def train(steps, clear=True, said=False):
 def execute(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM + text)
-    return subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True)
+    return warm_commands.run([sys.executable, script.name], cwd=tmp_path)
 
 
 def test_records_then_checks_and_stops_before_the_next_step(tmp_path: Path) -> None:

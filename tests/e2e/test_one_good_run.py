@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
 from shared_artifacts import made_once
 
 GOOD = """
@@ -130,13 +131,8 @@ SCRIPTS = {
 
 
 def traincheck(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "traincheck", *words],
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "COLUMNS": "200"},
+    return warm_commands.run(
+        [sys.executable, "-m", "traincheck", *words], cwd=home, timeout=300, env={**os.environ, "COLUMNS": "200"}
     )
 
 

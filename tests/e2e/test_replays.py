@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import warm_commands
 from torch_version import TORCH
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -60,7 +61,7 @@ ONCE, EACH_TIME = "computation-wrong-once", "device-computes-differently-each-ti
 def run(folder: Path, *words: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(program)
     environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True)
+    return warm_commands.run([sys.executable, *words], cwd=folder, env=environ)
 
 
 def replayed(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from test_bit_identical import run as hashed
 from test_main_job import BUGGY, EXAMPLES, LEARNED_FROM, book, buggy_run, traincheck
 
+import warm_commands
 from rank_jobs import PROGRAM, learn, rank_starter
 from shared_artifacts import made_once
 from traincheck.invariants.book import read_books
@@ -156,7 +156,7 @@ def test_two_ranks_are_compared_in_the_steps_that_both_watch(tmp_path_factory: p
             "never",
         ]
         words = [*command, "--budget", "1/4,first=2", "--", *rank_starter(tmp_path), "train.py", "7"]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ})
+        done = warm_commands.run(words, cwd=tmp_path, timeout=300, env={**os.environ})
         assert done.returncode == 0, done.stderr
         report = json.loads((tmp_path / folder / "report.json").read_text())
         assert (report["verdict"] == "clean") == clean, report["findings"]

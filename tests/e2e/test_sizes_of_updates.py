@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
 from shared_artifacts import made_once
 
 SCRIPT = """
@@ -53,11 +54,9 @@ SLUG = "magnitudes-differ-from-good-runs"
 
 
 def traincheck(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm_commands.run(
         [sys.executable, "-m", "traincheck", *words],
         cwd=home,
-        capture_output=True,
-        text=True,
         timeout=300,
         env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
 from processes import Running, until
 from rank_jobs import PROGRAM as RANKS
 from rank_jobs import TORCHRUN
@@ -73,7 +74,7 @@ def verify(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The command on PROGRAM, with the run folder `run`."""
     (folder / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "traincheck", "verify", "-o", "run", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+    return warm_commands.run(command, cwd=folder, env={**os.environ, "COLUMNS": "100"})
 
 
 def rows(text: str) -> dict[str, tuple[str, int, str]]:
@@ -91,9 +92,7 @@ def test_a_sound_program_ends_after_the_requested_steps(tmp_path: Path) -> None:
     assert table["forward again"] == table["backward again"] == ("Net", 7, "agrees")
     assert done.stderr.rstrip().endswith("traincheck: verified: nothing wrong found in 6 steps")
     assert "Traceback" not in done.stderr and "no occasion" in done.stderr
-    shown = subprocess.run(
-        [sys.executable, "-m", "traincheck", "report", "run"], cwd=tmp_path, capture_output=True, text=True
-    )
+    shown = warm_commands.run([sys.executable, "-m", "traincheck", "report", "run"], cwd=tmp_path)
     assert rows(shown.stdout) == table
 
 

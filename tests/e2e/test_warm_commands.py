@@ -98,19 +98,8 @@ def test_a_process_is_as_python_makes_it(start: list[str], end: str, tmp_path: P
 @pytest.mark.usefixtures("warm_even_if_cold")
 @pytest.mark.parametrize("args", [(), ("wrong",)], ids=["clean", "findings"])
 def test_a_checked_run_is_the_same(args: tuple[str, ...], tmp_path: Path) -> None:
-    words = [
-        "-m",
-        "traincheck",
-        "run",
-        "--record",
-        "all",
-        "--record-after-finding",
-        "0",
-        "-o",
-        "run",
-        "train.py",
-        *args,
-    ]
+    options = ("--record", "all", "--record-after-finding", "0")  # how much follows a finding is a matter of time
+    words = [sys.executable, "-m", "traincheck", "run", *options, "-o", "run", "train.py", *args]
     results = []
     for start in (warm_commands.run, cold):
         home = tmp_path / start.__name__ / "project"

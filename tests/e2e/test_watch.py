@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
 from alert_receivers import receiving
 from processes import Running, until
 from traincheck.invariants.book import Book, write_book
@@ -69,7 +69,7 @@ def start(home: Path) -> Iterator[Start]:
 
 def plain(home: Path, *words: str) -> str:
     """Return the output of the program without TrainCheck."""
-    done = subprocess.run([sys.executable, "train.py", *words], cwd=home, capture_output=True, text=True, check=True)
+    done = warm_commands.run([sys.executable, "train.py", *words], cwd=home, check=True)
     return done.stdout
 
 
