@@ -127,6 +127,18 @@ class WarmProcess(PythonProcess):
         return self.returncode
 
 
+SHIM = """#!{python} -IS
+import sys
+sys.path.insert(0, {tests!r})
+from warm_commands import WarmProcess
+
+WarmProcess.address = {address!r}
+code = WarmProcess([{python!r}, *{first!r}, *sys.argv[1:]]).wait()
+sys.exit(code if code >= 0 else 128 - code)
+"""
+"""Stands for a command of a shell, and gives its streams to a fork of the server."""
+
+
 class Server:
     """The process that forks. It ends when this process does, also if that is killed."""
 
@@ -164,6 +176,20 @@ def _server() -> Server:
 def server_address() -> str:
     """The socket of the server of this process, which starts it at first use."""
     return _server().address
+
+
+def path_of_shell() -> str:
+    """A PATH on which a shell finds `python` and `traincheck`."""
+    real = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if WarmProcess.cold:
+        return real
+    folder = Path(server_address()).with_name("bin")
+    folder.mkdir(exist_ok=True)
+    for name, first in {"python": (), "traincheck": ("-m", "traincheck")}.items():
+        tests, address = str(SERVER.parent), server_address()
+        (folder / name).write_text(SHIM.format(python=sys.executable, tests=tests, address=address, first=first))
+        (folder / name).chmod(0o755)
+    return os.pathsep.join([str(folder), real])
 
 
 def _number(connection: socket.socket) -> int:

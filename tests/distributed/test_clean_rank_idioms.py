@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import warm_commands
 from rank_jobs import rank_starter
 from torch_version import TORCH
 
@@ -124,7 +124,7 @@ def report(folder: Path, program: str, *words: str) -> dict[str, object]:
     (folder / "train.py").write_text(program)
     started = [*rank_starter(folder), "train.py", *words]
     command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", "--", *started]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = warm_commands.run(command, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     content: dict[str, object] = json.loads((folder / "run" / "report.json").read_text())
     return content

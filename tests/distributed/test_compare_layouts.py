@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import warm_commands
 from torch_version import TORCH
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -131,7 +132,7 @@ RUNS |= {"heads": ("tensor", "heads"), "pipeline": ("pipeline", "order")}
 def traincheck(folder: Path, *words: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "SEED": seed}
     command = [sys.executable, "-m", "traincheck", *words]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    return warm_commands.run(command, cwd=folder, env=environ, timeout=300)
 
 
 @pytest.fixture(scope="module")

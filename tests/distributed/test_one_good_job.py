@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
 from rank_jobs import rank_starter
 from shared_artifacts import made_once
 
@@ -87,7 +88,7 @@ SCRIPTS = {
 
 def launch(home: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "traincheck", *words, "--", *rank_starter(home), script]
-    return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
+    return warm_commands.run(command, cwd=home, timeout=300)
 
 
 def learn(home: Path) -> None:
@@ -96,7 +97,7 @@ def learn(home: Path) -> None:
     done = launch(home, "regress.py", "collect", "-o", "good")
     assert done.returncode == 0, done.stderr
     infer = [sys.executable, "-m", "traincheck", "infer", "good", "-o", "good.jsonl"]
-    subprocess.run(infer, cwd=home, check=True, capture_output=True)
+    warm_commands.run(infer, cwd=home, check=True)
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import warm_commands
 from rank_jobs import rank_starter
 
 PROGRAM = """
@@ -67,7 +67,7 @@ def job(folder: Path, ranks: int, *words: str, checked: bool = True) -> tuple[li
     run = ["-m", "traincheck", "run", "--packs", "none", "--verify-every", "8", "--fail-on", "never", "-o", "run", "--"]
     command = [sys.executable, *run, *launch] if checked else launch
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    done = warm_commands.run(command, cwd=folder, env=environ, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads((folder / "run" / "report.json").read_text()) if checked else {}
     return sorted(line for line in done.stdout.splitlines() if line.startswith("SUM")), report

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from warm_commands import path_of_shell
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -41,8 +42,7 @@ def commands(page: str) -> list[str]:
 
 def follow(page: str, home: Path) -> dict[str, str]:
     """Run the commands of a page in `home`; what each of them said. They have to end as the page says."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = {**os.environ, "PATH": path, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "PATH": path_of_shell(), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     outputs: dict[str, str] = {}
     for line in commands(page):
         ends = ENDS.search(line)

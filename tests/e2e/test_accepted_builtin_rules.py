@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = """
 import torch
@@ -28,7 +30,7 @@ for number in range(20):
 def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "traincheck", *words]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    return warm_commands.run(command, cwd=folder, env=environ)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree as Tree
 
@@ -17,6 +16,7 @@ from recorded_runs import training, write_run
 from traincheck.cli.main import main
 from traincheck.reporting.json_report import write_json
 from traincheck.vocab.finding import Report
+from warm_commands import path_of_shell
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "ci.md"
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -38,8 +38,7 @@ def project(tmp_path: Path, clean_report: Report, monkeypatch: pytest.MonkeyPatc
 
 def run(project: Path, line: str) -> subprocess.CompletedProcess[str]:
     """The command in the shell of a job on GitHub."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = {**os.environ, "PATH": path, "COLUMNS": "100", "GITHUB_WORKSPACE": str(project)}
+    environ = {**os.environ, "PATH": path_of_shell(), "COLUMNS": "100", "GITHUB_WORKSPACE": str(project)}
     environ["GITHUB_STEP_SUMMARY"] = str(project / "summary.md")
     return subprocess.run(["bash", "-c", line], cwd=project, env=environ, capture_output=True, text=True)
 

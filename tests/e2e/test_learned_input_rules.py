@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import warm_commands
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = """
 import hashlib
@@ -61,9 +63,7 @@ RIGHT, SHIFTED = "1", "2"
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=300
-    )
+    return warm_commands.run([sys.executable, *words], cwd=folder, env=environ, timeout=300)
 
 
 def traincheck(folder: Path, *words: str) -> str:

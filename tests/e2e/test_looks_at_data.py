@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import warm_commands
 
 PROGRAM = Path(__file__).with_name("programs") / "looks_at_data.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -19,7 +20,7 @@ def findings(folder: Path, way: str) -> list[dict[str, Any]]:
     """Return the findings of `traincheck run` in the program with the packs."""
     command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", str(PROGRAM), way]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    done = warm_commands.run(command, cwd=folder, env=environ, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "the training goes on" not in done.stderr
     rows: list[dict[str, Any]] = json.loads((folder / "run" / "report.json").read_text())["findings"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import warm_commands
 
 PACKED = """
 import torch
@@ -78,7 +79,7 @@ def findings(folder: Path, program: str) -> list[dict[str, str]]:
     """The findings of `traincheck run` with the shipped packs."""
     (folder / "train.py").write_text(program)
     command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", "train.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = warm_commands.run(command, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads((folder / "run" / "report.json").read_text())
     assert report["counts"]["passed"] > 5

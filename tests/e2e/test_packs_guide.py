@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from guides import PROGRAM
 
 from recorded_runs import training, write_run
+from warm_commands import path_of_shell
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(bash|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -28,8 +28,7 @@ def project(tmp_path: Path) -> Path:
 
 def run(project: Path, line: str) -> subprocess.CompletedProcess[str]:
     """The command in a shell."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = {**os.environ, "PATH": path, "COLUMNS": "100"}
+    environ = {**os.environ, "PATH": path_of_shell(), "COLUMNS": "100"}
     return subprocess.run(["bash", "-c", line], cwd=project, env=environ, capture_output=True, text=True)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from threaded_ranks import on_each_rank, trained
 from traincheck.sdc.workload.workload import load_workload
+from warm_commands import path_of_shell
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(bash|python|)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -29,8 +30,7 @@ def commands(word: str) -> list[str]:
 
 def run(project: Path, line: str) -> subprocess.CompletedProcess[str]:
     """The command in a shell."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = {**os.environ, "PATH": path, "COLUMNS": "100"}
+    environ = {**os.environ, "PATH": path_of_shell(), "COLUMNS": "100"}
     return subprocess.run(["bash", "-c", line], cwd=project, env=environ, capture_output=True, text=True)
 
 

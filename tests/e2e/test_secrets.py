@@ -19,6 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import warm_commands
 from alert_receivers import receiving
 from processes import Running, until
 from traincheck.invariants.book import Book, write_book
@@ -125,7 +126,7 @@ def start(home: Path) -> Iterator[Callable[..., Running]]:
 
 
 def run(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "traincheck", *words], cwd=home, capture_output=True, text=True)
+    return warm_commands.run([sys.executable, "-m", "traincheck", *words], cwd=home)
 
 
 def found_in(data: bytes) -> list[str]:
@@ -205,9 +206,7 @@ def test_an_observed_block_leaves_no_secret(home: Path) -> None:
         f"with traincheck.observe('run', book='good.jsonl', name='my {SECRETS['by shape in the name']}'):\n"
         "    train.train(12, True, 'argv-S3cret')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "inside.py", "--password", SECRETS["argv"]], capture_output=True, text=True, cwd=home
-    )
+    done = warm_commands.run([sys.executable, "inside.py", "--password", SECRETS["argv"]], cwd=home)
     assert done.returncode == 0, done.stderr
     assert "TrainCheck ERROR" in done.stderr and found_in(done.stderr.encode()) == []
     assert_no_secrets(home / "run")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
 from recorded_runs import training, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,9 +99,7 @@ def traincheck(folder: Path, *words: str, installed: bool = True) -> subprocess.
     """Run a command in `folder`, with the package next to the installed ones."""
     path = str(folder / "site") if installed else ""
     environ = {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "traincheck", *words], cwd=folder, env=environ, capture_output=True, text=True
-    )
+    return warm_commands.run([sys.executable, "-m", "traincheck", *words], cwd=folder, env=environ)
 
 
 @pytest.fixture
@@ -159,7 +158,7 @@ def loading(folder: Path) -> str:
     """Return the message to a program that loads the relations, as one line."""
     code = "from traincheck import plugins\nplugins.load('traincheck.relations')"
     environ = {**os.environ, "PYTHONPATH": str(folder / "site")}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, cwd=folder)
+    done = warm_commands.run([sys.executable, "-c", code], env=environ, cwd=folder)
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]
 
