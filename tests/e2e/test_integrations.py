@@ -119,6 +119,11 @@ def execute(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return warm_commands.run([sys.executable, *words], cwd=where, timeout=300)
 
 
+def execute_cold(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process that has imported nothing: pytest warns of imported plugins, and light imports count."""
+    return subprocess.run([sys.executable, *words], cwd=where, capture_output=True, text=True, timeout=300)
+
+
 NEEDS_TORCH = pytest.mark.skipif(TORCH < (2, 6), reason="transformers needs torch 2.6 or later")
 
 
@@ -189,7 +194,7 @@ def test_no_hooks_remain_after_training():
 
 def test_a_test_fails_on_findings(tmp_path: Path) -> None:
     (tmp_path / "test_training.py").write_text(TESTS)
-    done = execute(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "out.xml")
+    done = execute_cold(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "out.xml")
     assert done.returncode == 1, done.stdout
     assert "2 failed, 3 passed, 1 warning, 1 error" in done.stdout
     assert "error at step 2: Gradients are not cleared between steps [gradients-not-cleared]" in done.stdout
@@ -197,10 +202,10 @@ def test_a_test_fails_on_findings(tmp_path: Path) -> None:
     assert "assert 1 == 2" in done.stdout
     assert "test_trains_nothing: checked_training saw nothing train" in done.stdout
     assert "error [book-not-found]: There is no book 'nowhere.jsonl'" in done.stdout
-    muted = execute(tmp_path, "-m", "pytest", "-q", "--traincheck-packs", "none", "-k", "test_bad")
+    muted = execute_cold(tmp_path, "-m", "pytest", "-q", "--traincheck-packs", "none", "-k", "test_bad")
     assert "error [no-book]" in muted.stdout
     (tmp_path / "empty.py").write_text("import sys\nimport traincheck.integrations.pytest_plugin\n" + LIGHT)
-    light = execute(tmp_path, "empty.py")
+    light = execute_cold(tmp_path, "empty.py")
     assert light.returncode == 0, light.stderr
 
 
