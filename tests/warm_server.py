@@ -180,6 +180,10 @@ def _start_python(request: Request) -> None:
     os.environ.update(request.env)
     time.tzset()
     tempfile.tempdir = None
+    sys.argv, sys.orig_argv = (
+        list(request.words),
+        [sys.executable, *request.words],
+    )  # before sitecustomize
     if entries := _search_path(request):
         sys.path[:0] = map(str, entries)
         site.removeduppaths()

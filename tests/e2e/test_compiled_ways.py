@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import warm_commands
 from shared_artifacts import made_once
 
 PROGRAM = Path(__file__).parent / "programs" / "compiled_ways.py"
@@ -25,7 +24,7 @@ ELSEWHERE = ("--as", "all_ways")
 
 def execute(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
-    return warm_commands.run(words, cwd=folder, env=environment, timeout=900)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def printed_results(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

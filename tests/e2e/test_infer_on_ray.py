@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-import warm_commands
 from lost_workers import faltering, lost
 from recorded_runs import training, write_run
 from traincheck.errors import TraceUnreadable, WorkerLost
@@ -135,7 +135,7 @@ def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path]
     }
     for name, words in ways.items():
         out = ["-o", f"{name}.jsonl", "--tally", f"{name}.tally"]
-        done = warm_commands.run([*infer, *words, *out], cwd=tmp_path, timeout=300)
+        done = subprocess.run([*infer, *words, *out], cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert "usage" not in done.stderr.lower() and "INFO" not in done.stderr
     for kind in KINDS:

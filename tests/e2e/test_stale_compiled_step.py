@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import warm_commands
 from torch_version import TORCH
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -23,7 +23,7 @@ for seed in range(3):
     with traincheck.observe(f"good-{{seed}}", name=f"program-{{seed}}.py"):
         train(how, seed)
 infer = [sys.executable, "-m", "traincheck", "infer", "good-0", "good-1", "good-2", "-o", "good.jsonl"]
-warm_commands.run(infer, check=True)
+subprocess.run(infer, check=True, capture_output=True)
 for way in ("eager", "compiled", "stale"):
     torch._dynamo.reset()
     alone = train(way, 7)
@@ -47,7 +47,7 @@ except traincheck.StopTraining as stop:
 def test_a_stale_compiled_step_is_found(learned: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.format(programs=str(PROGRAMS)))
-    done = warm_commands.run([sys.executable, script.name, learned], cwd=tmp_path)
+    done = subprocess.run([sys.executable, script.name, learned], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:3] == ["eager clean", "compiled clean", "stale errors"], done.stdout
