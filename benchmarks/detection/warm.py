@@ -143,8 +143,9 @@ def _run_here(
         os.setpgid(0, 0)
         os.environ.update(env)
         os.chdir(home)
-        sys.path.pop(0)
+        sys.argv, sys.path[0] = [script, *args], str(home)  # as the program finds them
         first()
+        sys.path.pop(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
