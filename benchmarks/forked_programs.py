@@ -107,7 +107,7 @@ def _run(words: Sequence[str]) -> int:
     vars(main)["__cached__"] = None
     sys.argv = list(words)
     sys.path.insert(0, str(Path(file).resolve().parent))
-    exec(compile(Path(file).read_bytes(), file, "exec"), vars(main))
+    exec(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True), vars(main))
     return 0
 
 
