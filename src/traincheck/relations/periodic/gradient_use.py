@@ -203,7 +203,7 @@ class GradientUse(Part):
             flags = self._flags.get(name, 0)
             if user and flags & _SPENT and self._users.get(name) == user:
                 self._note_spent(USED_ONCE, name, change.call, failures)
-            if user:
+            if user and flags & _FILLED:  # a backward was seen to compute it
                 self._users[name] = user
                 flags |= _SPENT
             if is_use and flags & _ADDED:
