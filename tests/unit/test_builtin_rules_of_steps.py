@@ -231,6 +231,18 @@ def a_rate_of_zero_at_first() -> None:
     in_order("clear", "backward", "update", rate=0.0, steps=5)
 
 
+def clipped_together() -> None:
+    """Two networks train in turn, and clipping sees the gradients of both."""
+    both = nn.ModuleList([Net(), Net()])
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in both]
+    for _ in range(6):
+        both.zero_grad()
+        for model, optimizer in zip(both, optimizers, strict=True):
+            loss_of(model).backward()
+            clipped(both)
+            optimizer.step()
+
+
 class Lookahead(torch.optim.Optimizer):
     """Steps an optimizer that holds the same parameters, then updates them itself."""
 
@@ -304,6 +316,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         a_target_follows,
         updated_after_each_backward,
         a_rate_of_zero_at_first,
+        clipped_together,
         an_optimizer_around_another,
         compared_with_its_target,
         compared_with_one_number,

@@ -91,6 +91,7 @@ class GradientUse(Part):
         self._unscalings: list[int] = []  # and of calls that unscale gradients
         self._are_scaled = self._are_local = False  # whether some gradient has the flag
         self._is_scaled = False  # the program has scaled a loss since the last backward
+        self._useful_clipping: set[int] = set()  # calls of this window that clipped gradients before their update
         self._users: dict[str, str] = {}  # by parameter: the optimizer that used its gradient last
         self._spent: set[tuple[Property, str]] = set()  # parameters with a gradient that was clipped or used too late
         self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
@@ -103,11 +104,14 @@ class GradientUse(Part):
         """Yield an occasion for each gradient that leaves its path, once for each parameter."""
         failures: _Failures = {}
         self._note_positions(window)
+        self._useful_clipping.clear()
         for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
             self._follow(window, change, window.variables_at(positions), failures)
         yield from self._judge_clipping(window)
         yield from self._judge_weights(window)
         for (prop, seq), names in failures.items():
+            if prop == CLIPPED_IN_TIME and seq in self._useful_clipping:
+                continue  # it clipped gradients of a later backward as well
             new = tuple(name for name in names if (prop, name) not in self._reported)
             if new and len(self._reported) < MAX_VARIABLES:
                 self._reported.update((prop, name) for name in new)
@@ -153,6 +157,8 @@ class GradientUse(Part):
                     failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
                 if change.changed and self._flags.get(name, 0) & _SPENT:
                     self._note_spent(CLIPPED_IN_TIME, name, change.call, failures)
+                elif change.changed:
+                    self._useful_clipping.add(change.call)
                 self._flags[name] = self._flags.get(name, 0) & ~_ADDED | (_CLIPPED if change.changed else 0)
 
     def _fill(self, window: Window, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
