@@ -170,13 +170,13 @@ class EvaluationMode(Part):
     """Finds evaluations in training mode, see Note [The mode of a model]."""
 
     def __init__(self) -> None:
-        self._training_loaders: set[str] = set()
         self._reported: set[str] = set()
         self.forget()
 
     def forget(self) -> None:
         self._loader = ""  # the loader of the batches since the last call
         self._in_a_row: dict[str, int] = {}
+        self._training_loaders: set[str] = set()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each model that is evaluated in training mode, once."""
@@ -199,7 +199,8 @@ class EvaluationMode(Part):
             self._loader = ""
 
     def _judge(self, call: Call, window: Window, is_random: bool) -> Iterator[Occasion]:
-        is_apart = self._loader not in self._training_loaders if self._loader else is_random
+        others = self._training_loaders
+        is_apart = bool(others) and self._loader not in others if self._loader else is_random
         model = call.receiver
         self._in_a_row[model] = in_a_row = self._in_a_row.get(model, 0) + 1 if is_apart else 0
         if in_a_row >= ENOUGH_CALLS and model not in self._reported:
