@@ -70,6 +70,7 @@ torch.manual_seed(3)
 backbone = nn.Sequential(
     nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
 )
+backbone.load_state_dict(backbone.state_dict())  # as a pretrained one
 net = nn.ModuleDict({"features": backbone, "classifier": nn.Linear(24, 5)})
 HEAD_FIRST
 for name, parameter in net.named_parameters():
