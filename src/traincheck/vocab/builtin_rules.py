@@ -2,7 +2,7 @@
 
 TrainCheck deploys them with any other rules before the program starts. So they are declared here, without the relations
 that judge them (in `relations/periodic/`: `zero_gradients.py`, `gradient_use.py`, `model_use.py`, `model_modes.py`,
-`run_totals.py`, `reported_errors.py`).
+`loss_inputs.py`, `run_totals.py`, `reported_errors.py`).
 """
 
 from __future__ import annotations

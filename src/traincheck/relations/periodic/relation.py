@@ -3,8 +3,9 @@
 Source: OSDI '25, section 3.2. Its parts:
 * what every step should do (parameter_updates.py and backward_before_step.py);
 * gradients that are always zero (zero_gradients.py), and the way of each gradient to an update (gradient_use.py);
-* the mode and the scores of models (model_use.py), and errors that a source has decided (reported_errors.py). They are
-  here, so that the rules which are always deployed need one relation;
+* the layers of models (model_use.py), their modes (model_modes.py), and what goes into losses (loss_inputs.py);
+* errors that a source has decided (reported_errors.py). With the three before, they are here so that the rules which are
+  always deployed need one relation;
 * counters (counters.py) and regular changes (update_intervals.py);
 * passes over data and the end of a schedule (run_totals.py), and whether the two fit together (schedule_length.py).
 

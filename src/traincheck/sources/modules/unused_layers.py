@@ -3,7 +3,7 @@
 A layer with parameters is unused if its module's class has no method, except the constructor, that mentions the
 attribute. A class that reaches its layers by other names (`getattr`, `children()`, `_modules` ...) is left out, and so
 are the containers of torch. Code outside the class may call the layer as well, so the rule waits for calls
-(relations/periodic/gradient_use.py).
+(relations/periodic/model_use.py).
 """
 
 from __future__ import annotations
