@@ -260,6 +260,10 @@ def likelihoods_of_probabilities() -> None:
     classified(loss=F.nll_loss)
 
 
+def likelihoods_of_scores() -> None:
+    classified(squashes=lambda scores, dim: scores, loss=F.nll_loss)
+
+
 def likelihoods_of_log_probabilities() -> None:
     classified(squashes=F.log_softmax, loss=F.nll_loss)
 
@@ -395,6 +399,7 @@ def weights_are_averaged_in_place() -> None:
         (squashed_scores, LOSS_INPUT),
         (classified, LOSS_INPUT),
         (likelihoods_of_probabilities, LOSS_INPUT),
+        (likelihoods_of_scores, LOSS_INPUT),
         (same_order_each_pass, SAME_ORDER),
         (frozen_in_vain, NO_EFFECT),
         (frozen_by_a_misspelled_flag, NO_EFFECT),

@@ -64,12 +64,15 @@ STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPP
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 OF_SCORES = tuple(
     f"torch.nn.functional.{name}"
-    for name in (
-        *("binary_cross_entropy_with_logits", "cross_entropy", "multilabel_soft_margin_loss"),
-        *("nll_loss", "kl_div"),
-    )
+    for name in ("binary_cross_entropy_with_logits", "cross_entropy", "multilabel_soft_margin_loss")
 )
-"""Losses that squash their input by themselves, and losses of logarithms of probabilities."""
+"""Losses that squash their input by themselves."""
+
+OF_LOGARITHMS = tuple(f"torch.nn.functional.{name}" for name in ("nll_loss", "kl_div"))
+"""Losses of logarithms of probabilities."""
+
+SQUASHING, PRODUCT = "squashing", "product"
+"""What computed the input of a loss: a sigmoid or a softmax, or a product of matrices."""
 
 ELEMENTWISE = tuple(f"torch.nn.functional.{name}" for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
 """Losses that broadcast their input and their target."""
@@ -108,6 +111,7 @@ IN_EVALUATION_MODE = Property(RUNS_IN, "torch.nn.Module.forward", "evaluation mo
 IN_MODE_AROUND = Property(RUNS_IN, "torch.nn.Module.forward", "the mode of the module around it")
 SHUFFLES = Property(DIFFERS_BETWEEN_PASSES, "loader.order", "if the sampler shuffles")
 SCORES = Property(ARGUMENT_VALUES, "input", "no sigmoid or softmax was applied")
+LOG_PROBABILITIES = Property(ARGUMENT_VALUES, "input", "they are logarithms of probabilities")
 SAME_SHAPE = Property(ARGUMENT_VALUES, "target", "it has the shape of the input")
 KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 
@@ -157,7 +161,8 @@ _SENTENCES = {
     KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SAME_SHAPE: "a loss compares each prediction with one target",
-    SCORES: "a loss of scores or of log-probabilities gets no results of a sigmoid or a softmax",
+    LOG_PROBABILITIES: "a loss of log-probabilities gets no scores of a layer, and no probabilities",
+    SCORES: "in the input of a loss with logits, no sigmoid or softmax was applied",
     IN_MODE_AROUND: "a layer that a module makes in its forward is in evaluation mode if the module is",
     USED_BEFORE_CLEARED: "a gradient of a parameter that an optimizer holds is used by an update before it is cleared",
     CLIPPED_LAST: "no backward adds to a gradient between clipping and the update",

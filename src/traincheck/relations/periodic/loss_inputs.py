@@ -1,7 +1,8 @@
 """Check what goes into losses.
 
-A source sees in autograd whether a sigmoid or a softmax computed the input of a loss (the fact `squashed`,
-call_summaries.py). A loss that squashes it once more, or that takes it for logarithms, learns slowly or nothing.
+A source sees in autograd what computed the input of a loss (the fact `origin`, call_summaries.py). A loss of scores
+squashes them by itself, so it expects no result of a sigmoid or a softmax. A loss of logarithms of probabilities
+expects neither those nor the scores of a layer.
 
 A loss of elements broadcasts its input and its target. If both grow (9 x 1 and 9 become 9 x 9), then it compares each
 prediction with each target. A target of one number, or of fewer dimensions of another kind, is meant so: only tensors
@@ -16,23 +17,38 @@ from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import StatelessPart, calls_of
-from traincheck.vocab.builtin_rules import ELEMENTWISE, LOGITS, OF_SCORES, SAME_SHAPE, SCORES, SHAPES, sentence_of
+from traincheck.vocab.builtin_rules import (
+    ELEMENTWISE,
+    LOG_PROBABILITIES,
+    LOGITS,
+    OF_LOGARITHMS,
+    OF_SCORES,
+    PRODUCT,
+    SAME_SHAPE,
+    SCORES,
+    SHAPES,
+    SQUASHING,
+    sentence_of,
+)
 from traincheck.vocab.demand import ROWS, TENSORS, Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 
-class SquashedScores(StatelessPart):
-    """Scores that were squashed before a loss which squashes them by itself."""
+class LossInputs(StatelessPart):
+    """Inputs of losses that another function computed than the loss expects."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Yield an occasion for each loss with squashed scores."""
-        for call in calls_of(window, *OF_SCORES):
-            if any(tensor.role == "input" and value_of(tensor.facts, "squashed") is True for tensor in call.tensors):
-                subject, note = Subject(call.levels[-1], LOGITS), "a sigmoid or a softmax computed the input"
-                context = context_of((), window.stage)
-                yield Occasion(subject, context, *outcome_of(SCORES, False), call.seq, note=note)
+        """Yield an occasion for each loss with such an input."""
+        for call in calls_of(window, *OF_SCORES, *OF_LOGARITHMS):
+            api = call.levels[-1]
+            origins = [value_of(tensor.facts, "origin") for tensor in call.tensors if tensor.role == "input"]
+            is_of_scores = api in OF_SCORES
+            if SQUASHING in origins or (PRODUCT in origins and not is_of_scores):
+                note = _NOTES[SQUASHING if SQUASHING in origins else PRODUCT]
+                outcome = outcome_of(SCORES if is_of_scores else LOG_PROBABILITIES, False)
+                yield Occasion(Subject(api, LOGITS), context_of((), window.stage), *outcome, call.seq, note=note)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -45,6 +61,12 @@ class SquashedScores(StatelessPart):
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return sentence_of(subject, prop)
+
+
+_NOTES = {
+    SQUASHING: "a sigmoid or a softmax computed the input",
+    PRODUCT: "a layer computed the input, and no log-softmax was applied to its scores",
+}
 
 
 class BroadcastTargets(StatelessPart):

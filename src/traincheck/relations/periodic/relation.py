@@ -4,8 +4,8 @@ Source: OSDI '25, section 3.2. Its parts:
 * what every step should do (parameter_updates.py and backward_before_step.py);
 * gradients that are always zero (zero_gradients.py), and the way of each gradient to an update (gradient_use.py);
 * the layers of models (model_use.py), their modes (model_modes.py), and what goes into losses (loss_inputs.py);
-* errors that a source has decided (reported_errors.py). With the three before, they are here so that the rules which are
-  always deployed need one relation;
+* errors that a source has decided (reported_errors.py). With the three before, they are here so that the rules which
+  are always deployed need one relation;
 * counters (counters.py) and regular changes (update_intervals.py);
 * passes over data and the end of a schedule (run_totals.py), and whether the two fit together (schedule_length.py).
 
@@ -20,7 +20,7 @@ from traincheck.relations.parts import Composite, RelationPart
 from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
 from traincheck.relations.periodic.counters import Counters
 from traincheck.relations.periodic.gradient_use import GradientUse
-from traincheck.relations.periodic.loss_inputs import BroadcastTargets, SquashedScores
+from traincheck.relations.periodic.loss_inputs import BroadcastTargets, LossInputs
 from traincheck.relations.periodic.model_modes import EvaluationMode, TrainingMode
 from traincheck.relations.periodic.model_use import LayerUse
 from traincheck.relations.periodic.parameter_updates import ParameterUpdates
@@ -43,7 +43,7 @@ class Periodic(Composite):
         LayerUse,
         TrainingMode,
         EvaluationMode,
-        SquashedScores,
+        LossInputs,
         BroadcastTargets,
         ReportedErrors,
         OptimizerSuccession,

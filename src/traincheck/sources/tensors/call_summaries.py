@@ -28,6 +28,7 @@ from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprint
 from traincheck.sources.tensors.storages import Storages, version_of
 from traincheck.sources.tensors.value_facts import ValueRequest, readable, readable_memory, value_facts
 from traincheck.vocab.bounded_cache import BoundedCache
+from traincheck.vocab.builtin_rules import PRODUCT, SQUASHING
 from traincheck.vocab.demand import ARGUMENTS, TENSOR_VALUES, TENSORS, Demand
 from traincheck.vocab.events import MODULE, PROJECT, RESULT, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue
@@ -380,27 +381,30 @@ def _measure(memory: Sequence[torch.Tensor | None], request: ValueRequest) -> li
 
 
 def _with_origin(reading: TensorReading, tensor: torch.Tensor) -> TensorReading:
-    """The reading of a result of autograd, with the fact `squashed`."""
-    squashed, facts = is_squashed(tensor), reading.facts
+    """The reading of a result of autograd, with the fact `origin`."""
+    origin, facts = origin_of(tensor), reading.facts
     if isinstance(facts, DeferredValue):
         interpret = facts.interpret
         return reading._replace(
-            facts=facts._replace(interpret=lambda *numbers: {**interpret(*numbers), "squashed": squashed})
+            facts=facts._replace(interpret=lambda *numbers: {**interpret(*numbers), "origin": origin})
         )
-    return reading._replace(facts={**facts, "squashed": squashed} if facts else facts)
+    return reading._replace(facts={**facts, "origin": origin} if facts else facts)
 
 
-def is_squashed(tensor: torch.Tensor) -> bool:
-    """Whether a sigmoid or a softmax computed the tensor. Views and conversions behind it do not matter."""
+def origin_of(tensor: torch.Tensor) -> str:
+    """What computed the tensor: `squashing` (a sigmoid or a softmax), `product` (of matrices, or a convolution), or
+    `other`. Views and conversions behind it do not matter."""
     node = tensor.grad_fn
     for _ in range(_MAX_VIEWS):
         if node is None or not node.name().startswith(_VIEWS):
             break
         node = node.next_functions[0][0] if node.next_functions else None
-    return node is not None and node.name() in _SQUASHING
+    name = "" if node is None else node.name()
+    return SQUASHING if name in _SQUASHING else PRODUCT if name.startswith(_PRODUCTS) else "other"
 
 
 _SQUASHING = ("SigmoidBackward0", "SoftmaxBackward0")
+_PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward", "ConvolutionBackward")
 _VIEWS = (
     "AliasBackward",
     "CloneBackward",
