@@ -92,8 +92,10 @@ class GradientUse(Part):
         self._are_scaled = self._are_local = False  # whether some gradient has the flag
         self._is_scaled = False  # the program has scaled a loss since the last backward
         self._useful_clipping: set[int] = set()  # calls of this window that clipped gradients before their update
-        self._users: dict[str, str] = {}  # by parameter: the optimizer that used its gradient last
-        self._spent: set[tuple[Property, str]] = set()  # parameters with a gradient that was clipped or used too late
+        self._users: dict[
+            str, tuple[str, int]
+        ] = {}  # by parameter: the optimizer that used its gradient last, and when
+        self._spent: dict[tuple[Property, str], int] = {}  # for gradients that were clipped or used too late: the call
         self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
         self._divided: list[int] = []  # for each backward since the last update: a number that divides its loss twice
 
@@ -207,10 +209,10 @@ class GradientUse(Part):
         user = call.receiver if is_use and call is not None and value_of(change.context, "grad") == "some" else ""
         for name in names:
             flags = self._flags.get(name, 0)
-            if user and flags & _SPENT and self._users.get(name) == user:
+            if user and flags & _SPENT and self._is_used_again(name, user, change.call):
                 self._note_spent(USED_ONCE, name, change.call, failures)
             if user and flags & _FILLED:  # a backward was seen to compute it
-                self._users[name] = user
+                self._users[name] = user, change.call
                 flags |= _SPENT
             if is_use and flags & _ADDED:
                 failures.setdefault((CLIPPED_LAST, change.call), []).append(name)
@@ -222,12 +224,18 @@ class GradientUse(Part):
             if name in self._lost_in:
                 self._used.add(name)
 
+    def _is_used_again(self, name: str, user: str, call: int) -> bool:
+        """Whether an optimizer has used a gradient in another step. (Two parameters of one step may share a name, if
+        the program makes a model from layers that it called before.)"""
+        last_user, last_call = self._users.get(name, ("", call))
+        return last_user == user and last_call != call
+
     def _note_spent(self, prop: Property, name: str, call: int, failures: _Failures) -> None:
-        """Note a gradient that something changes or uses after its update. It counts at the second time."""
-        if (prop, name) in self._spent:
+        """Note a gradient that something changes or uses after its update. It counts at the second call."""
+        if self._spent.get((prop, name), call) != call:
             failures.setdefault((prop, call), []).append(name)
         elif len(self._spent) < MAX_VARIABLES:
-            self._spent.add((prop, name))
+            self._spent.setdefault((prop, name), call)
 
     def _judge_clipping(self, window: Window) -> Iterator[Occasion]:
         for call in calls_of(window, *CLIPPING, UPDATE, SCALER):
