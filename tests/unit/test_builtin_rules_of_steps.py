@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 from trained_programs import Net, clipped, errors_of, loss_of, trained
@@ -243,6 +244,26 @@ def clipped_together() -> None:
             optimizer.step()
 
 
+class Generator(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 6))
+
+
+def a_generator_and_a_frozen_critic() -> None:
+    """The layers of the generator may have one name when it is updated first."""
+    generator, critic = Generator(), nn.Sequential(spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 1))
+    of_generator, of_critic = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
+    for _ in range(6):
+        of_critic.zero_grad()
+        critic(torch.cat([torch.randn(8, 6), generator(torch.randn(8, 2)).detach()])).square().mean().backward()
+        of_critic.step()
+        critic.requires_grad_(False)
+        of_generator.zero_grad(set_to_none=False)
+        critic(generator(torch.randn(8, 2))).mean().backward()
+        of_generator.step()
+        critic.requires_grad_(True)
+
+
 class Lookahead(torch.optim.Optimizer):
     """Steps an optimizer that holds the same parameters, then updates them itself."""
 
@@ -317,6 +338,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         updated_after_each_backward,
         a_rate_of_zero_at_first,
         clipped_together,
+        a_generator_and_a_frozen_critic,
         an_optimizer_around_another,
         compared_with_its_target,
         compared_with_one_number,
