@@ -34,22 +34,9 @@ from traincheck.runtime.launching.child_processes import SEARCH_PATH, SESSION
 from warm_commands import ANSWER, PythonProcess, Request
 
 READ_EARLY = (
-    *(
-        "PYTHON",
-        "LC_",
-        "LANG",
-        "LD_",
-        "MALLOC_",
-        "GLIBC_",
-        "OMP_",
-        "GOMP_",
-        "KMP_",
-        "MKL_",
-        "OPENBLAS_",
-        "DNNL_",
-        "NPY_",
-    ),
-    *("TORCH", "PYTORCH_", "ATEN_", "NCCL_", "GLOO_", "CUDA", "CUBLAS_", "NVIDIA_", "HIP_", "ARROW_", "XLA_", "JAX_"),
+    *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_"),
+    *("NPY_", "TORCH", "PYTORCH_", "ATEN_", "NCCL_", "GLOO_", "CUDA", "CUBLAS_", "NVIDIA_", "HIP_", "ARROW_", "XLA_"),
+    "JAX_",
 )
 """Beginnings of the names of variables that Python or a library reads when it starts."""
 PARTS = ("checking", "cli", "diagnoses", "inference", "invariants", "relations", "trace")
@@ -180,10 +167,8 @@ def _start_python(request: Request) -> None:
     os.environ.update(request.env)
     time.tzset()
     tempfile.tempdir = None
-    sys.argv, sys.orig_argv = (
-        list(request.words),
-        [sys.executable, *request.words],
-    )  # before sitecustomize
+    sys.argv = list(request.words)  # sitecustomize reads it
+    sys.orig_argv = [sys.executable, *request.words]
     if entries := _search_path(request):
         sys.path[:0] = map(str, entries)
         site.removeduppaths()

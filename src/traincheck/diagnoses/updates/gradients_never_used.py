@@ -1,4 +1,4 @@
-"""The diagnosis that gradients are computed, but no parameter is ever updated."""
+"""The diagnosis that gradients are computed, but no update uses them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from traincheck.vocab.builtin_rules import USED
 
 DIAGNOSIS = Diagnosis(
     slug="gradients-never-used",
-    title="Gradients are computed, but no parameter is ever updated",
+    title="Gradients are computed, but no update uses them",
     problem="The loop runs backward passes on a model in training mode, but nothing uses the gradients. "
-    "optimizer.step() is missing or never reached, so the model does not learn.",
+    "optimizer.step() is missing or never reached, so the model does not learn. With several optimizers, this may "
+    "concern one of them and its parameters.",
     advice=(
         "Call optimizer.step() after the backward pass (with a gradient scaler: scaler.step(optimizer)).",
         "With gradient accumulation, check whether the loop has fewer batches than accumulation steps.",
@@ -22,5 +23,8 @@ for batch in loader:
     loss = model(batch).mean()
     loss.backward()  # optimizer.step() is missing
 """,
-    former_titles=("Gradients are computed but no parameter is ever updated",),
+    former_titles=(
+        "Gradients are computed, but no parameter is ever updated",
+        "Gradients are computed but no parameter is ever updated",
+    ),
 )

@@ -11,6 +11,7 @@ pooler).
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -100,6 +101,7 @@ class CutGradients:
             replace(self._patches, torch.Tensor, method, self._noting)
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
         def detach(*args: Any, **kwargs: Any) -> Any:
             if args and not torch.compiler.is_compiling():
                 self._note(args[0], sys._getframe(1))

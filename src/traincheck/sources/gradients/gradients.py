@@ -230,8 +230,9 @@ class Gradients:
         found: set[str] = set()
         for variable, tensor in self._catalog.living() if idle else ():
             module = None if variable.module is None else variable.module()
-            if variable.graded and tensor.requires_grad and module is not None and module.training:
-                found |= idle & variable.holders if len(variable.holders) == 1 else set()
+            is_trained = variable.graded and tensor.requires_grad and module is not None and module.training
+            if is_trained and len(variable.holders) == 1:
+                found |= idle & variable.holders
         return found
 
     def _drop_dead(self) -> None:

@@ -17,6 +17,7 @@ import torch
 from traincheck.sources.recording.context_facts import autocast_dtype
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.call_summaries import PRODUCTS
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.builtin_rules import AUTOCAST, IDLE_REGION
 from traincheck.vocab.events import Reading
@@ -32,7 +33,6 @@ MAX_REGIONS = 64
 """Regions since the last backward that are remembered, the latest ones."""
 
 _CAST = "ToCopyBackward"
-_PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward", "ConvolutionBackward")
 
 
 class _Regions(threading.local):
@@ -102,7 +102,7 @@ def _has_products_without_casts(roots: list[Any]) -> bool:
         name = node.name()
         if name.startswith(_CAST) or len(seen) > MAX_NODES:
             return False
-        if name.startswith(_PRODUCTS):
+        if name.startswith(PRODUCTS):
             metadata = getattr(node, "_input_metadata", ())
             if not metadata or metadata[0].dtype is not torch.float32:
                 return False

@@ -400,11 +400,12 @@ def origin_of(tensor: torch.Tensor) -> str:
             break
         node = node.next_functions[0][0] if node.next_functions else None
     name = "" if node is None else node.name()
-    return SQUASHING if name in _SQUASHING else PRODUCT if name.startswith(_PRODUCTS) else "other"
+    return SQUASHING if name in _SQUASHING else PRODUCT if name.startswith(PRODUCTS) else "other"
 
 
 _SQUASHING = ("SigmoidBackward0", "SoftmaxBackward0")
-_PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward", "ConvolutionBackward")
+PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward", "ConvolutionBackward")
+"""Beginnings of the names that autograd gives products of matrices and convolutions."""
 _VIEWS = (
     "AliasBackward",
     "CloneBackward",
