@@ -366,6 +366,38 @@ def the_best_weights_are_copied() -> None:
     keeps_its_best(lambda model: copy.deepcopy(model.state_dict()))
 
 
+def follows_another(*, is_itself: bool = True, loads: str = "all") -> None:
+    """A network loads the state of another one after every second update, or those entries of a file that fit."""
+    model = Net()
+    target = model if is_itself else copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(6):
+        optimizer.zero_grad()
+        F.mse_loss(model(torch.randn(9, 6)), target(torch.randn(9, 6)).detach()).backward()
+        optimizer.step()
+        if number % 2:
+            state = model.state_dict()
+            if loads != "all":
+                state.update({name: torch.zeros_like(state[name]) for name in state if loads in name})
+            target.load_state_dict(state)
+
+
+def the_target_is_the_network() -> None:
+    follows_another()
+
+
+def a_file_has_no_entry_that_fits() -> None:
+    follows_another(loads="encoder")
+
+
+def the_target_is_a_copy() -> None:
+    follows_another(is_itself=False)
+
+
+def a_file_has_an_entry_that_fits() -> None:
+    follows_another(loads="body.bias")
+
+
 def weights_are_averaged_in_place() -> None:
     """Changes of the returned state change the model; loading it afterwards is superfluous, and no error."""
     model, other = Net(), Net()
@@ -385,6 +417,8 @@ def weights_are_averaged_in_place() -> None:
     [
         (the_best_weights_are_not_copied, NOT_RESTORED),
         (their_tensors_are_not_copied, NOT_RESTORED),
+        (the_target_is_the_network, NOT_RESTORED),
+        (a_file_has_no_entry_that_fits, NOT_RESTORED),
         (cleared_at_each_micro_batch, LOST),
         (stepped_now_and_then, LOST),
         (second_optimizer_never_steps, LOST),
@@ -416,6 +450,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         plain,
         the_best_weights_are_copied,
         weights_are_averaged_in_place,
+        the_target_is_a_copy,
+        a_file_has_an_entry_that_fits,
         accumulated,
         two_networks,
         attacked,

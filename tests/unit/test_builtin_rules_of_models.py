@@ -24,6 +24,7 @@ NEVER_CALLED = "layer-never-called"
 START_ALIKE = "layers-start-alike"
 STALE_COPY = "evaluated-copy-is-stale"
 STATE_LOST = "optimizer-state-lost"
+IN_EVALUATION = "training-in-evaluation-mode"
 """Diagnoses."""
 
 
@@ -303,6 +304,42 @@ def built_for_each_phase() -> None:
     built_for_each_pass(passes=2)
 
 
+class Normalized(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.BatchNorm1d(8)  # type: ignore[assignment]
+
+
+def normalized(*, passes_with_batches: int = 0, loads: bool = False, is_trained: bool = True) -> None:
+    model = Normalized()
+    if loads:
+        model.drop.running_mean.fill_(0.1)
+    model.drop.requires_grad_(is_trained)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(6):
+        model.train()
+        model.drop.train(number < passes_with_batches)
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def statistics_are_never_set() -> None:
+    normalized()
+
+
+def statistics_are_frozen_later() -> None:
+    normalized(passes_with_batches=1)
+
+
+def statistics_were_loaded() -> None:
+    normalized(loads=True)
+
+
+def a_random_network_is_frozen_with_its_normalisation() -> None:
+    normalized(is_trained=False)
+
+
 @pytest.mark.parametrize(
     ("program", "diagnosis"),
     [
@@ -316,6 +353,7 @@ def built_for_each_phase() -> None:
         (layers_set_the_seed, START_ALIKE),
         (evaluated, STALE_COPY),
         (built_for_each_pass, STATE_LOST),
+        (statistics_are_never_set, IN_EVALUATION),
     ],
 )
 def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[[], None], diagnosis: str) -> None:
@@ -348,6 +386,9 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         built_for_each_pass_without_momentum,
         built_for_each_task,
         built_for_each_phase,
+        statistics_are_frozen_later,
+        statistics_were_loaded,
+        a_random_network_is_frozen_with_its_normalisation,
     ],
 )
 def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:

@@ -48,14 +48,15 @@ UNUSED_GRADIENTS, IDLE_OPTIMIZER, UNINITIALISED = "unused_gradients", "idle_opti
 SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "never_stepped", "idle_region"
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
+UNSET_STATISTICS = "unset_statistics"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
 MEMORY, EQUAL_LAYERS, COPIES, CUT_OFF_PARAMETERS = (
     f"{PARAMETER}.{name}" for name in (UNINITIALISED, SAME_START, DIFFERENT_COPIES, CUT_OFF)
 )
-LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS = (
-    f"module.{name}" for name in (PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS, ACTIVE)
+LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS, UNSET = (
+    f"module.{name}" for name in (PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS, ACTIVE, UNSET_STATISTICS)
 )
 ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
@@ -120,6 +121,7 @@ UNREAD_IS_READ = Property(IS_READ, "setting", "by torch")
 KEPT_IS_LOADED = Property(IS_LOADED, KEPT_WEIGHTS, "as it was kept")
 REACHED = Property(ARE_USED, GRAD, "and no detach cuts them off")
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
+STATISTICS_SET = Property(IS_WRITTEN, UNSET, "before they are used")
 STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
 EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
@@ -133,6 +135,7 @@ REPORTED_ERRORS = {
     KEPT_WEIGHTS: KEPT_IS_LOADED,
     CUT_OFF_PARAMETERS: REACHED,
     MEMORY: WRITTEN,
+    UNSET: STATISTICS_SET,
     EQUAL_LAYERS: STARTS_DIFFER,
     STALE_COPY: EVALUATES_TRAINED,
     UNSTEPPED_SCHEDULER: IS_STEPPED,
@@ -153,12 +156,13 @@ _SENTENCES = {
     NOT_ALL_ZERO: f"in one of the first {FIRST} steps at least, some gradient is not zero",
     NOT_ZERO_FOR_LONG: f"a gradient that is computed is not zero in each of {LONG} steps in a row",
     WRITTEN: "a parameter whose memory to_empty() allocated is initialised or loaded before the model is called",
+    STATISTICS_SET: "training normalises with statistics of batches, or with some that were loaded",
     SAME_COPIES: "all devices that hold a copy of a replicated array hold the same values",
     IN_EVALUATION_MODE: "an evaluation calls the trained model in evaluation mode",
     IN_TRAINING_MODE: "a model that an optimizer updates runs in training mode",
     UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
     REACHED: "parameters that an optimizer holds are not cut off from every loss by detach",
-    KEPT_IS_LOADED: "a state that a program keeps over an update and loads again is a copy of the model's memory",
+    KEPT_IS_LOADED: "a state that a program loads is not the memory of the same model, as state_dict() returned it",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SAME_SHAPE: "a loss compares each prediction with one target",
     LOG_PROBABILITIES: "a loss of log-probabilities gets no scores of a layer, and no probabilities",

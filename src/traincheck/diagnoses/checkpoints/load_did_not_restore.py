@@ -8,10 +8,12 @@ from traincheck.vocab.properties import IS_LOADED, LIVE_EQUALS_LOADED
 DIAGNOSIS = Diagnosis(
     slug="load-did-not-restore",
     title="Loading did not restore the saved values",
-    problem="After the load, the model holds other values than the loaded checkpoint, or lacks some of its values.",
+    problem="After the load, the model holds other values than the loaded checkpoint, or lacks some of its values. "
+    "If the program loads a state that is the memory of the model itself, the load changes nothing.",
     advice=(
         "Compare the names in the checkpoint with the model's. Does strict=False hide a mismatch?",
         "If your program keeps weights in memory, copy them: copy.deepcopy(model.state_dict()).",
+        "If one network follows another, build it as a copy: target = copy.deepcopy(network).",
     ),
     explains=(Match(verb=(LIVE_EQUALS_LOADED, IS_LOADED)),),
     priority=7,

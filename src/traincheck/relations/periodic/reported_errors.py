@@ -35,6 +35,7 @@ from traincheck.vocab.builtin_rules import (
     SUCCESSION,
     UNREAD,
     UNREAD_BY_OPTIMIZER,
+    UNSET,
     UNSTEPPED_SCHEDULER,
     UNUSED,
     sentence_of,
@@ -66,11 +67,18 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     UNREAD_BY_OPTIMIZER: lambda readings: (
         f"the program set the attribute {readings[0].value}, and the optimizer reads param_groups"
     ),
-    KEPT_WEIGHTS: lambda readings: f"{readings[0].value} updates have changed the state since state_dict() returned it",
+    KEPT_WEIGHTS: lambda readings: (
+        f"{readings[0].value} updates have changed the state since state_dict() returned it"
+        if readings[0].value
+        else "the state is the memory of the model that loads it, and nothing has written to it"
+    ),
     CUT_OFF_PARAMETERS: lambda readings: (
         f"{len(readings)} parameters have no gradient, and a tensor computed from them was detached there"
     ),
     MEMORY: lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
+    UNSET: lambda readings: (
+        f"{len(readings)} layers are in evaluation mode, and no batch has set their running mean and variance"
+    ),
     EQUAL_LAYERS: lambda readings: (
         f"{len(readings)} parameters are equal, and the seed was the same when they were made"
     ),

@@ -295,7 +295,7 @@ class CheckpointSource:
     ) -> tuple[OpenCall, tuple[nn.Module, Any]] | None:
         call_levels = levels(type(unwrap_compiled(module)), "load_state_dict", nn.Module)
         state = kwargs.get("state_dict", state)
-        if self._kept is not None and self._finds_kept and isinstance(state, dict):
+        if self._kept is not None and self._finds_kept and isinstance(state, dict) and not kwargs.get("assign"):
             self._find_kept(self._kept, module, state)
         if not isinstance(state, dict) or not self._demand.records_call(call_levels):
             return None
@@ -306,9 +306,9 @@ class CheckpointSource:
         return call, (module, dict(state))
 
     def _find_kept(self, kept: KeptStates, module: nn.Module, state: dict[str, Any]) -> None:
-        """Report that a state which the program kept shares the memory of the model that loads it."""
+        """Report that a state is the memory of the model that loads it."""
         updates = kept.updates_since(module, state, self._updates)
-        if updates:
+        if updates is not None:
             name, recorder = self._catalog.module_name(module), self._recorder
             context = facts(site=recorder.sites.here())
             recorder.record_reading(

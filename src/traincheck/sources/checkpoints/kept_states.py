@@ -1,9 +1,13 @@
-"""Finds states that a program keeps for later and that change meanwhile, because they share the model's memory.
+"""Finds states that a program loads into the model whose memory they are, so that the load changes nothing.
 
 `state_dict()` returns the model's own memory. A program that keeps the best weights this way, and loads them at the
-end, loads the last weights. TrainCheck remembers a tensor of each returned state, by weak reference, with the number of
-updates until then. A load of this state after another update, in which each parameter is the model's own memory, is
-such an error.
+end, loads the last weights. If a target network is the network itself, and not a copy, it loads what it has. So does a
+program that takes the state of a model, writes those entries of a file into it that have the same name, and finds none.
+
+TrainCheck remembers a tensor of each returned state, by weak reference, with the number of updates until then and the
+versions of all tensors. A load of this state, in which each parameter is the model's own memory, is such an error, if
+there was another update, or if nothing has written to the state. (A program may average the tensors of a state in
+place, and load it for clarity.)
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from torch import nn
 from traincheck.sources.checkpoints.state_dicts import members
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.tensors.storages import version_of
 
 MAX_STATES = 64
 """States remembered, the latest ones."""
@@ -26,7 +31,7 @@ class KeptStates:
     """The states that modules returned."""
 
     def __init__(self) -> None:
-        self._returned: dict[int, tuple[TensorReference, int]] = {}
+        self._returned: dict[int, tuple[TensorReference, int, int]] = {}
 
     def add(self, state: Mapping[str, Any], updates: int) -> None:
         """Remember a state that a module returned after so many updates."""
@@ -34,21 +39,28 @@ class KeptStates:
         if tensor is None:
             return
         self._returned.pop(id(tensor), None)
-        self._returned[id(tensor)] = TensorReference(tensor), updates
+        self._returned[id(tensor)] = TensorReference(tensor), updates, _versions(state)
         if len(self._returned) > MAX_STATES:
             del self._returned[next(iter(self._returned))]
 
-    def updates_since(self, module: nn.Module, state: Mapping[str, Any], updates: int) -> int:
-        """Return how many updates a state has seen that a program loads, 0 if it does not share the model's memory."""
+    def updates_since(self, module: nn.Module, state: Mapping[str, Any], updates: int) -> int | None:
+        """Return how many updates a state has seen that a program loads, None if the load may change something."""
         tensor = _first_tensor(state)
-        entry = None if tensor is None else self._returned.get(id(tensor))
-        if entry is None or entry[0]() is not tensor or entry[1] == updates:
-            return 0
+        reference, updates_then, versions = self._returned.get(id(tensor), (None, 0, 0))
+        if reference is None or reference() is not tensor:
+            return None
+        if updates == updates_then and versions != _versions(state):
+            return None
         with hidden_from_modes():
             shares = all(
                 _is_same_memory(member.tensor, state.get(name)) for member in members(module) for name in member.names
             )
-        return updates - entry[1] if shares else 0
+        return updates - updates_then if shares else None
+
+
+def _versions(state: Mapping[str, Any]) -> int:
+    """A number that grows with each write to a tensor of a state."""
+    return sum(version_of(value) or 0 for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def _first_tensor(state: Mapping[str, Any]) -> torch.Tensor | None:

@@ -25,6 +25,7 @@ MODULE_STATE = SourceDeclaration(
         "module.pretrained",
         "module.unread_settings",
         "module.unused_layers",
+        "module.unset_statistics",
         "parameter.same_start",
         "model.stale_copy",
         "buffer.made",

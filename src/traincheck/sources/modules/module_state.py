@@ -18,7 +18,7 @@ from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes, shape_of
-from traincheck.vocab.builtin_rules import ACTIVE, PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS
+from traincheck.vocab.builtin_rules import ACTIVE, PRETRAINED, UNREAD_SETTINGS, UNSET_STATISTICS, UNUSED_LAYERS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
@@ -26,9 +26,9 @@ from traincheck.vocab.facts import FactValue, facts
 KIND = "module"
 TRAINING, PARAMETERS, CLASS, INPUT = "training", "parameters", "class", "input"
 
-LOOKS = (1, 4, 16)
-"""The calls of a model at which flags are looked for that nothing reads. Programs set them before their loop, in its
-first steps, or between two passes over the data."""
+LOOKS = (1, 2, 4, 16)
+"""The calls of a model at which flags are looked for that nothing reads, and statistics that nothing has set. Programs
+set flags before their loop, in its first steps, or between two passes over the data."""
 
 CALLS_WITHOUT_GRADIENTS = 4
 """Calls of a model in a row, with gradients off, at which active layers are looked for."""
@@ -41,7 +41,7 @@ _traced = torch._C._get_tracing_state
 class _Tree:
     """An outermost module with the training flags of all its modules at the last reading."""
 
-    __slots__ = ("calls", "calls_without_gradients", "flags", "module", "passes", "reported", "unread")
+    __slots__ = ("calls", "calls_without_gradients", "flags", "module", "passes", "reported", "unread", "unset")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
@@ -51,6 +51,7 @@ class _Tree:
         self.calls_without_gradients = 0  # since the last call with gradients
         self.passes = 0
         self.unread: set[str] = set()
+        self.unset: set[str] = set()
 
 
 class ModuleStateSource:
@@ -76,7 +77,17 @@ class ModuleStateSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        names = (ACTIVE, CLASS, INPUT, PARAMETERS, PRETRAINED, TRAINING, UNREAD_SETTINGS, UNUSED_LAYERS)
+        names = (
+            ACTIVE,
+            CLASS,
+            INPUT,
+            PARAMETERS,
+            PRETRAINED,
+            TRAINING,
+            UNREAD_SETTINGS,
+            UNSET_STATISTICS,
+            UNUSED_LAYERS,
+        )
         self._attributes = [name for name in names if demand.takes_reading(KIND, name)]
         if recorder.reattaching:
             self._construction.set_demand(demand)
@@ -119,6 +130,8 @@ class ModuleStateSource:
             tree.calls_without_gradients = 0
             if module.training:
                 self._construction.report_train_effect(module, self._call)
+                if tree.calls in LOOKS and self._recorder.steps.updates_made and UNSET_STATISTICS in self._attributes:
+                    self._report_unset_statistics(module, tree)
         elif module.training and self._recorder.steps.updates_made and ACTIVE in self._attributes:
             tree.calls_without_gradients += 1
             if tree.calls_without_gradients <= CALLS_WITHOUT_GRADIENTS:
@@ -130,6 +143,17 @@ class ModuleStateSource:
         active = active_layers(module)
         if active:
             self._report(self._call(), self._catalog.module_name(module), ACTIVE, active)
+
+    def _report_unset_statistics(self, module: nn.Module, tree: _Tree) -> None:
+        from traincheck.sources.modules.active_layers import without_statistics  # not before the first updates
+
+        call, name = self._call(), self._catalog.module_name(module)
+        with hidden_from_modes():
+            layers = [f"{name}.{path}" for path in without_statistics(module)]
+        for layer in layers:
+            if layer not in tree.unset:
+                tree.unset.add(layer)
+                self._report(call, layer, UNSET_STATISTICS, True)
 
     def _forget_reported(self) -> None:
         for tree in list(self._trees.values()):
