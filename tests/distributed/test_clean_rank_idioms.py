@@ -119,6 +119,56 @@ main(sys.argv[-1])
 """
 
 
+BY_HAND = """
+import sys
+import time
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+def main(kind):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    data = TensorDataset(torch.randn(96, 8, generator=torch.Generator().manual_seed(0)))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    if kind == "personal":  # each rank begins its head by itself
+        torch.manual_seed(rank)
+        torch.nn.init.xavier_uniform_(model[3].weight)
+    for p in model[:3].parameters() if kind == "personal" else model.parameters():
+        dist.broadcast(p.data, src=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    average = list(model[:3].parameters() if kind in ("personal", "body") else model.parameters())
+    if kind == "matrices":
+        average = [p for p in average if p.dim() > 1]
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            (model(x) - x[:, :4]).pow(2).mean().backward()
+            for p in average if kind != "local" else ():
+                dist.all_reduce(p.grad)
+                p.grad /= 2
+            if kind == "noise":
+                for p in model.parameters():
+                    p.grad.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(rank)), alpha=0.01)
+            optimizer.step()
+        if kind == "local":
+            for p in model.parameters():
+                dist.all_reduce(p.data)
+                p.data /= 2
+    dist.barrier()
+    del model, optimizer, average, p
+    dist.destroy_process_group()
+    time.sleep(0.5)
+
+main(sys.argv[-1])
+"""
+
+
 def report(folder: Path, program: str, *words: str) -> dict[str, object]:
     """The report of two ranks under `traincheck run` with the shipped packs."""
     (folder / "train.py").write_text(program)
@@ -167,3 +217,19 @@ def test_ranks_that_gather_one_model_are_to_have_different_batches(kind: str, tm
     content = report(tmp_path, GATHERED, kind)
     diagnoses = [finding["diagnosis"] for finding in content["findings"]]  # type: ignore[attr-defined]
     assert diagnoses == (["ranks-train-on-same-batch"] if kind == "same" else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["all", pytest.param("personal", marks=pytest.mark.long), "local"])
+def test_ranks_that_average_by_hand_may_keep_their_own_layers(kind: str, tmp_path: Path) -> None:
+    content = report(tmp_path, BY_HAND, kind)
+    assert content["findings"] == [] and content["verdict"] == "clean"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["matrices", "body", pytest.param("noise", marks=pytest.mark.long)])
+def test_replicas_that_are_averaged_in_part_are_reported(kind: str, tmp_path: Path) -> None:
+    content = report(tmp_path, BY_HAND, kind)
+    first = next(finding for finding in content["findings"] if finding["severity"] == "error")  # type: ignore[attr-defined]
+    assert (first["diagnosis"], first["step"]) == ("gradients-differ-between-ranks", 1)
+    assert any(name.endswith("3.bias") for name in first["variables"]) or kind == "matrices"

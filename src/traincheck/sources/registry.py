@@ -14,6 +14,7 @@ from traincheck.sources.checkpoints.checkpoints import CheckpointSource
 from traincheck.sources.compile.compiled_calls import CompiledCallSource, WhenImported, ignore_imports
 from traincheck.sources.data.loaders import LoaderSource
 from traincheck.sources.distributed.collectives import CollectiveSource
+from traincheck.sources.distributed.replica_readings import HandAveraging
 from traincheck.sources.functions.context_managers import ContextManagerSource
 from traincheck.sources.functions.lifecycle import LifecycleSource
 from traincheck.sources.functions.project_functions import ProjectFunctionSource
@@ -101,12 +102,12 @@ def build_all(
     """
     catalog, calls = VariableCatalog(), ModuleCalls()
     gradients = Gradients(catalog, recorder)
-    graphs = GraphSource(calls, catalog)
+    graphs, averaging = GraphSource(calls, catalog), HandAveraging(gradients)
     summaries, call_context = CallSummaries(catalog, recorder), CallContext()
     sources: list[Source] = [
         *([initial_state(catalog)] if initial_state is not None else []),  # its hook runs first
         ContextManagerSource(call_context),
-        OptimizerSource(catalog, gradients, may_step),
+        OptimizerSource(catalog, gradients, may_step, averaging),
         ModuleSource(calls, catalog, gradients, summaries, call_context),
         ModuleStateSource(calls, catalog),
         BufferSource(calls, catalog),
@@ -116,8 +117,8 @@ def build_all(
         LifecycleSource(catalog, gradients),
         ClippingSource(gradients),
         CheckpointSource(catalog),
-        LoaderSource(),
-        CollectiveSource(summaries, call_context),
+        LoaderSource(averaging.epoch_begins),
+        CollectiveSource(summaries, call_context, averaging),
         TorchFunctionSource(summaries, call_context, catalog, calls),
         RunSource(),
         CompiledCallSource(catalog, gradients, call_context, may_step, when_imported),

@@ -43,7 +43,8 @@ FACTS: dict[str, str] = {
     "same_grad": "of a pair over ranks: whether the update used the same gradient, other than zero, on both",
     "all_same": "of a pair over ranks: whether both hold parameters of the same names and values before the update",
     "copies": "of a pair over ranks: whether both had the same value after an earlier update, or all_same is true",
-    "data_parallel": "True for a gradient that a wrapper (DistributedDataParallel) averages over all ranks",
+    "data_parallel": "True for a gradient that a wrapper (DistributedDataParallel), or the program by itself, is to "
+    "average over all ranks",
     "replicated": "of a variable on a mesh of ranks: whether it is whole on each of them (no shard of it)",
     "fresh": "whether what is saved was taken from the live state as it is now (and is no older or averaged copy)",
     "gathered": "True for a batch of a model whose parameters FSDP gathers from all ranks for its calls",

@@ -17,6 +17,8 @@ DIAGNOSIS = Diagnosis(
         "Check that you call the model through its distributed wrapper, and not the module inside. If "
         "its parameters were replaced or moved after wrapping, its hooks are lost.",
         "If you use no_sync for gradient accumulation, leave it for the last backward before each update.",
+        "If you average gradients by yourself, check that the loop covers all parameters (biases, normalization "
+        "layers, every part of the model), and that clipping comes after it.",
         "Check the collective that reduces these gradients, and how each rank uses its result.",
     ),
     explains=(

@@ -14,8 +14,9 @@ same, the results must be. So the context of an update holds nothing else; with 
 by chance. A rule is not rejected because ranks seldom agree.
 
 Where the optimizer of only one rank holds a variable, the other rank makes no update of it: an optimizer that is
-divided over the ranks sends its results afterwards. Such values are compared before the next update. Only a wrapper
-(`data_parallel`) promises that gradients are the same: local SGD without one averages parameters now and then.
+divided over the ranks sends its results afterwards. Such values are compared before the next update. Only a wrapper,
+or a program that averages gradients by itself (`data_parallel`, see sources/distributed/replica_readings.py), promises
+that gradients are the same: local SGD averages parameters now and then.
 
 Known limitations: the state that an optimizer keeps for a parameter is not compared, so a momentum that differs shows
 only when the parameters differ.

@@ -92,7 +92,9 @@ class LoaderSource:
 
     name = "loaders"
 
-    def __init__(self) -> None:
+    def __init__(self, epoch_begins: Callable[[Any], None] = lambda loader: None) -> None:
+        """`epoch_begins` gets each loader at the beginning of an epoch."""
+        self._on_epoch = epoch_begins
         self._names = LoaderNames()
         self._epochs: dict[int, tuple[weakref.ref[Any], LoaderEpoch]] = {}
         self._numbers = itertools.count(1)
@@ -175,6 +177,7 @@ class LoaderSource:
         it.)"""
         receiver = self._name(loader)
         self._leave_other_epochs(receiver)
+        self._on_epoch(loader)
         self._read_loader(loader, receiver)
         with self._recorder.querying_program():
             number, torch_only = next(self._numbers), is_torch_only(loader)

@@ -17,6 +17,7 @@ import torch.distributed
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.distributed.async_messages import AsyncMessages
 from traincheck.sources.distributed.process_groups import destroy_without_gil
+from traincheck.sources.distributed.replica_readings import KIND, USED_GRAD, HandAveraging
 from traincheck.sources.recording.api_names import parameter_names
 from traincheck.sources.recording.call_sites import CallSites, qualified_name
 from traincheck.sources.recording.context_facts import MAX_TEXT_LENGTH, CallContext, call_context_facts, result_facts
@@ -64,6 +65,9 @@ RESULT_PARAMETERS: dict[str, str] = {
 """Functions, with the parameter that receives the result; empty where no tensor of the caller is written before
 return."""
 
+_SAME_ON_ALL = ("all_reduce", "all_reduce_coalesced", "broadcast")
+"""Functions that fill a tensor of each rank with the same values."""
+
 STARTERS = ("isend", "irecv", "batch_isend_irecv")
 """Functions that return before their operation ends."""
 
@@ -103,8 +107,11 @@ class CollectiveSource:
 
     name = "collectives"
 
-    def __init__(self, summaries: CallSummaries, call_context: CallContext) -> None:
+    def __init__(
+        self, summaries: CallSummaries, call_context: CallContext, averaging: HandAveraging | None = None
+    ) -> None:
         self._summaries = summaries
+        self._averaging = averaging
         self._call_context = call_context
         self._messages_in_flight = AsyncMessages(call_context)
         self._messages: Counter[tuple[bool, int, object]] = Counter()
@@ -178,6 +185,8 @@ class CollectiveSource:
         levels, names = (f"{HOME}.{name}",), parameter_names(function)
         request: CallRequest | None = call_request(demand, levels, names)
         counted, messaging = name in (*_SENDS, *_RECEIVES), self._messaging
+        is_followed = name in _SAME_ON_ALL and demand.takes_reading(KIND, USED_GRAD)
+        averaging = self._averaging if is_followed else None
 
         def begins(*args: Any, **kwargs: Any) -> _OpenCollective | None:
             if not recorder.watching:
@@ -195,15 +204,14 @@ class CollectiveSource:
                 peer_facts = (*_group(names, args, kwargs), (PURPOSE, _purpose(recorder.sites)))
             else:
                 peer_facts = () if nested else self._message_facts(name, names, args, kwargs)
+            written = _argument(RESULT_PARAMETERS[name], names, args, kwargs)
             if request is None:
-                return _OpenCollective(call, None, None, peer_facts)
+                return _OpenCollective(call, None, written, peer_facts)
             before = summaries.record_arguments(call, request, args, kwargs, is_async=name in STARTERS)
             message = None
             if name in ("isend", "irecv") and not nested:
                 message = _argument("tensor", names, args, kwargs)
-            return _OpenCollective(
-                call, before, _argument(RESULT_PARAMETERS[name], names, args, kwargs), peer_facts, message
-            )
+            return _OpenCollective(call, before, written, peer_facts, message)
 
         def ends(opened: _OpenCollective, result: Any) -> None:
             call, before, written, peer_facts, message = opened
@@ -219,6 +227,8 @@ class CollectiveSource:
                 in_flight.follow(
                     result, call, message, sends=name == "isend", read=before is not None and before.request.contents
                 )
+            if averaging is not None and GROUP not in dict(peer_facts):
+                averaging.collective_ends(written)
             recorder.leave(call, merged(outcome, **dict(peer_facts)) if peer_facts else outcome)
 
         def failed(opened: _OpenCollective) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.distributed.replica_readings import ReplicaReadings
+from traincheck.sources.distributed.replica_readings import HandAveraging, ReplicaReadings
 from traincheck.sources.gradients.gradients import Gradients, Snapshot, summary
 from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.optimizers import parameter_changes
@@ -62,11 +62,16 @@ class OptimizerSource(RecorderListener):
     name = "optimizers"
 
     def __init__(
-        self, catalog: VariableCatalog, gradients: Gradients, may_step: Callable[[], None] = lambda: None
+        self,
+        catalog: VariableCatalog,
+        gradients: Gradients,
+        may_step: Callable[[], None] = lambda: None,
+        averaging: HandAveraging | None = None,
     ) -> None:
         self._catalog = catalog
         self._gradients = gradients
         self._may_step = may_step
+        self._averaging = averaging or HandAveraging(gradients)
         self._open: list[RunningUpdate] = []
         self._readings: OptimizerReadings
         self._models: ModelDescriptions | None = None
@@ -92,10 +97,11 @@ class OptimizerSource(RecorderListener):
         self._finds_replaced = demand.takes_reading(OPTIMIZER, REPLACED)
         self._finds_cut = demand.takes_reading(PARAMETER, CUT_OFF)
         self._records_steps = demand.has_other_than(COMPUTATION)  # another source records computations
-        self._replicas = ReplicaReadings(demand, recorder)
+        self._replicas = ReplicaReadings(demand, recorder, self._averaging)
         self._report_master_copies = report = recorder.guarded(self.name, self._master_copies.report)
         recorder.add_listener(self)
         recorder.at_end(lambda: report(TRAIN))
+        recorder.at_end(self._averaging.forget)
         undo = UndoStack()
         recorder.after_gap(self.name, self._readings.forget_reported, undo=undo, repeatable=True)
         recorder.after_gap(self.name, self._report_models_again, undo=undo, repeatable=True)
