@@ -302,6 +302,12 @@ def candidates_are_ranked() -> None:
     trained_with(model, lambda: F.cross_entropy(model(torch.randn(12, 6)).view(3, 4), torch.ones(3).long()))
 
 
+def places_are_found() -> None:
+    """A map of 3 x 3 places for each of nine points."""
+    model = nn.Conv2d(1, 9, 3, padding=1)
+    trained_with(model, lambda: F.cross_entropy(model(torch.randn(2, 1, 3, 3)).view(18, 9), torch.ones(18).long()))
+
+
 def one_sample() -> None:
     model = Net()
     trained_with(model, lambda: F.nll_loss(F.log_softmax(model(torch.randn(6)), dim=0), torch.tensor(1)))
@@ -310,6 +316,7 @@ def one_sample() -> None:
 def errors() -> Iterator[Callable[[], None]]:
     yield lambda: classified(0)
     yield lambda: classified(0, temperature=2.0)
+    yield lambda: classified(0, size=400_000)  # too many scores to be read
     yield lambda: tagged(1, lambda scores: scores.view(-1, 4))
     yield lambda: tagged(0, lambda scores: scores.flatten(0, 1))
     yield lambda: tagged(1, lambda scores: scores.transpose(1, 2), flat=False)
@@ -324,6 +331,7 @@ def errors() -> Iterator[Callable[[], None]]:
 
 def meant_so() -> Iterator[Callable[[], None]]:
     yield lambda: classified(1)
+    yield lambda: classified(1, size=400_000)
     yield lambda: classified(-1, temperature=2.0)
     yield lambda: tagged(-1, lambda scores: scores.view(-1, 4))
     yield lambda: tagged(-1, lambda scores: scores.reshape(15, 4))
@@ -348,6 +356,7 @@ def meant_so() -> Iterator[Callable[[], None]]:
     yield lambda: positions_are_chosen(heads=5)
     yield a_layer_for_several_questions
     yield candidates_are_ranked
+    yield places_are_found
 
 
 @pytest.mark.parametrize("program", list(errors()))

@@ -390,7 +390,7 @@ def _with_origin(reading: TensorReading, tensor: torch.Tensor) -> TensorReading:
     if isinstance(facts, DeferredValue):
         interpret = facts.interpret
         return reading._replace(facts=facts._replace(interpret=lambda *numbers: {**interpret(*numbers), **added}))
-    return reading._replace(facts={**facts, **added} if facts else facts)
+    return reading._replace(facts={**facts, **added})  # also if the values are too many to be read
 
 
 def _facts_of_classes(tensor: torch.Tensor, origin: str) -> dict[str, FactValue]:

@@ -50,12 +50,17 @@ class _Path(NamedTuple):
 
     def place_of(self, dimension: int) -> int | None:
         """Where a dimension of the tensor was when its elements were computed; None if unknown."""
-        place: int | None = dimension
+        lost, place = self.followed(dimension)
+        return place if lost is None else None
+
+    def followed(self, dimension: int) -> tuple[_Step | None, int]:
+        """The operation before which a dimension of the tensor is unknown, if any, and its place there."""
         for step in self.steps:
+            place = _place_before(step, dimension)
             if place is None:
-                break
-            place = _place_before(step, place)
-        return place
+                return step, dimension
+            dimension = place
+        return None, dimension
 
 
 def normalized_dimension(tensor: torch.Tensor) -> tuple[int, bool] | None:
@@ -78,14 +83,19 @@ def normalized_dimension(tensor: torch.Tensor) -> tuple[int, bool] | None:
 
 
 def mixes_classes(tensor: torch.Tensor) -> bool:
-    """Whether the classes of scores are as many as the outputs of their layer, but a reshape has mixed those."""
+    """Whether the classes of scores are as many as the outputs of their layer, but a reshape has mixed those.
+
+    A reshape that only merges whole dimensions mixes nothing: the classes may be the positions of a map.
+    """
     classes = _classes_of(tensor)
     path = _path_to(tensor.grad_fn, tuple(tensor.shape), scaled=True, normalized=True)
     features = None if path is None else _features_of(path)
     if path is None or features is None or not tensor.shape[classes] == path.sizes[features] > 1:
         return False
-    places = [path.place_of(dimension) for dimension in range(tensor.dim())]
-    return places[classes] is None and features not in places
+    lost, place = path.followed(classes)
+    if lost is None or _merges(lost, place):
+        return False
+    return features not in [path.place_of(dimension) for dimension in range(tensor.dim())]
 
 
 def _classes_of(tensor: torch.Tensor) -> int:
@@ -154,6 +164,14 @@ def _in_other_shape(after: tuple[int, ...], place: int, before: tuple[int, ...])
     wanted = after[place], math.prod(after[place + 1 :])
     places = (other for other, size in enumerate(before) if (size, math.prod(before[other + 1 :])) == wanted)
     return next(places, None)
+
+
+def _merges(step: _Step, place: int) -> bool:
+    """Whether a dimension after a reshape consists of whole dimensions before it. (Others add a dimension.)"""
+    after, before = step.after, step.before
+    strides = {math.prod(before[other:]) for other in range(len(before) + 1)}
+    is_whole = {math.prod(after[place:]), math.prod(after[place + 1 :])} <= strides
+    return is_whole or not step.node.name().startswith(_RESHAPES)
 
 
 def _features_of(path: _Path) -> int | None:
