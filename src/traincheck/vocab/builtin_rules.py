@@ -36,6 +36,9 @@ another, and the calls of a model in an evaluation."""
 REPORTED = "reported"
 """The grain of rules about errors that a source has decided by itself (relations/periodic/reported_errors.py)."""
 
+MICRO_BATCHES = "micro-batches"
+"""The grain of rules about losses that an update accumulates (relations/periodic/backward_before_step.py)."""
+
 GRAD, PARAMETER, MODEL, AUTOCAST, SCHEDULER, RUN = (
     "parameter.grad",
     "parameter",
@@ -63,17 +66,22 @@ ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
-OF_SCORES = tuple(
-    f"torch.nn.functional.{name}"
-    for name in ("binary_cross_entropy_with_logits", "cross_entropy", "multilabel_soft_margin_loss")
+CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
+OF_SCORES = (
+    "torch.nn.functional.binary_cross_entropy_with_logits",
+    CROSS_ENTROPY,
+    "torch.nn.functional.multilabel_soft_margin_loss",
 )
 """Losses that squash their input by themselves."""
 
-OF_LOGARITHMS = tuple(f"torch.nn.functional.{name}" for name in ("nll_loss", "kl_div"))
+OF_LOGARITHMS = NLL_LOSS, KL_DIV = tuple(f"torch.nn.functional.{name}" for name in ("nll_loss", "kl_div"))
 """Losses of logarithms of probabilities."""
 
-SQUASHING, PRODUCT = "squashing", "product"
-"""What computed the input of a loss: a sigmoid or a softmax, or a product of matrices."""
+OF_CLASSES = CROSS_ENTROPY, NLL_LOSS
+"""Losses whose input has a dimension of classes: the second, or that of an input without samples."""
+
+SQUASHING, LOG_SOFTMAX, PRODUCT = "squashing", "log-softmax", "product"
+"""What computed the input of a loss: a sigmoid or a softmax, a log-softmax, or a product of matrices."""
 
 ELEMENTWISE = tuple(f"torch.nn.functional.{name}" for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"))
 """Losses that broadcast their input and their target."""
@@ -90,13 +98,14 @@ CLIPPED_IN_TIME = Property(ARE_USED, GRAD, "after they are clipped")
 USED_ONCE = Property(ARE_USED, GRAD, "in one step of an optimizer")
 WITH_A_RATE = Property(ARE_USED, GRAD, "with a learning rate above zero")
 WEIGHED_ONCE = Property(ARE_USED, GRAD, "with the weights of their micro-batches")
+FROM_ALL_MICRO_BATCHES = Property(ARE_USED, GRAD, "with as many micro-batches as the divisor of their losses")
+OF_MICRO_BATCHES = (WEIGHED_ONCE, FROM_ALL_MICRO_BATCHES)
 FLOW_OF_GRADIENTS = (
     USED_BEFORE_CLEARED,
     CLIPPED_LAST,
     SEEN_BY_CLIPPING,
     AFTER_UNSCALING,
     AFTER_AVERAGING,
-    WEIGHED_ONCE,
     CLIPPED_IN_TIME,
     USED_ONCE,
     WITH_A_RATE,
@@ -113,6 +122,8 @@ IN_MODE_AROUND = Property(RUNS_IN, "torch.nn.Module.forward", "the mode of the m
 SHUFFLES = Property(DIFFERS_BETWEEN_PASSES, "loader.order", "if the sampler shuffles")
 SCORES = Property(ARGUMENT_VALUES, "input", "no sigmoid or softmax was applied")
 LOG_PROBABILITIES = Property(ARGUMENT_VALUES, "input", "they are logarithms of probabilities")
+OVER_CLASSES = Property(ARGUMENT_VALUES, "input", "a log-softmax ran over the classes")
+KEEPS_CLASSES = Property(ARGUMENT_VALUES, "input", "no reshape mixes its classes")
 SAME_SHAPE = Property(ARGUMENT_VALUES, "target", "it has the shape of the input")
 KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 
@@ -166,6 +177,8 @@ _SENTENCES = {
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SAME_SHAPE: "a loss compares each prediction with one target",
     LOG_PROBABILITIES: "a loss of log-probabilities gets no scores of a layer, and no probabilities",
+    OVER_CLASSES: "the log-softmax of a loss of log-probabilities runs over its classes, or over those of the target",
+    KEEPS_CLASSES: "between a layer and a loss, no reshape mixes the outputs of the layer, which are the classes",
     SCORES: "in the input of a loss with logits, no sigmoid or softmax was applied",
     IN_MODE_AROUND: "a layer that a module makes in its forward is in evaluation mode if the module is",
     USED_BEFORE_CLEARED: "a gradient of a parameter that an optimizer holds is used by an update before it is cleared",
@@ -178,6 +191,7 @@ _SENTENCES = {
     USED_ONCE: "an optimizer uses the gradient of a backward in one step",
     WITH_A_RATE: f"the learning rate of an optimizer is above zero in one of {FIRST} updates in a row",
     WEIGHED_ONCE: "losses that are accumulated are divided by the number of micro-batches once",
+    FROM_ALL_MICRO_BATCHES: "the first update accumulates as many micro-batches as the number that divides each loss",
     AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",

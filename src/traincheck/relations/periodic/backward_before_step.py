@@ -1,20 +1,30 @@
-"""Check that a backward runs before an optimizer steps.
+"""Check the backwards before an optimizer steps: that there are some, and that they are as many as divide their losses.
 
 If a model was called in training mode, with gradients on, and an update followed, then a backward ran in between, or
 gradients came about in another way. If neither is true, the backward is missing, or the loss was detached from the
 model.
 
+Note [Micro-batches]
+A loss that is divided by a number k has the weight of one of k micro-batches. The number alone may mean something else
+(a temperature, a mean of two losses), so other updates have to show it: k backwards of one line came before them. Then
+two errors are certain: two operations divide each loss by k, or the first update has fewer backwards. The first update
+is that of the process, in the first step of training. (The last update of an epoch may have fewer as well, because the
+batches end.) Such rules need no good run (builtin_rules.py), so an occasion arises only if they fail.
+
 Known limitations: steps of an optimizer before the first call of the model are not judged, nor is its first update
-after a gap.
+after a gap. Micro-batches are not judged if several optimizers step by themselves.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import BACKWARD, FORWARD, UPDATE, Part, calls_of
-from traincheck.vocab.demand import Demand
+from traincheck.relations.parts import BACKWARD, FORWARD, NEXT, UPDATE, Part, calls_of, number
+from traincheck.vocab.builtin_rules import FROM_ALL_MICRO_BATCHES, GRAD, MICRO_BATCHES, WEIGHED_ONCE, sentence_of
+from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import MODULE, Call, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -23,8 +33,13 @@ from traincheck.vocab.properties import LEARNS_FROM
 GRAIN = "lesson"
 LEARNS = Property(LEARNS_FROM, BACKWARD)
 
+LOAD = "torch.optim.Optimizer.load_state_dict"
+
 MAX_OPTIMIZERS = 10_000
 """Beyond this, a program makes optimizers in a loop. The state is dropped, which bounds memory."""
+
+MAX_BACKWARDS = 100_000
+"""Beyond this, backwards since the last update are not counted."""
 
 
 class BackwardBeforeStep(Part):
@@ -81,6 +96,98 @@ class BackwardBeforeStep(Part):
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return "between a call of the model in training and an update, a backward runs or gradients are set otherwise"
+
+
+class _MicroBatch(NamedTuple):
+    """A backward since the last update: its line, and the number that divides its loss once or twice, or 0."""
+
+    site: str
+    divided_by: int
+    divided_twice: int
+
+
+class MicroBatchWeights(Part):
+    """Compare the backwards before an update with the number that divides their losses. See Note [Micro-batches]."""
+
+    def __init__(self) -> None:
+        self._micro_batches: list[_MicroBatch] = []
+        self._reported: set[str] = set()
+        self._follows_first = True  # the first updates are still to be judged
+        self._first: tuple[_MicroBatch, int, str] | None = None  # a micro-batch of the first update, its step, its user
+        self._fetched: Counter[str] = Counter()  # batches up to the first update, by loader
+
+    def forget(self) -> None:
+        self._micro_batches = []
+        self._follows_first = False
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for an update whose losses were divided by the wrong number, once for each line."""
+        others = (LOAD, NEXT) if self._follows_first else ()
+        for call in sorted(calls_of(window, BACKWARD, UPDATE, *others), key=_when):
+            general = call.levels[-1]
+            if general == LOAD:
+                self._follows_first = False  # the first update goes on with an earlier run
+            elif general == NEXT:
+                self._fetched[call.receiver] += 1
+            elif general == BACKWARD:
+                self._note(call, window)
+            elif self._micro_batches:
+                micro_batches, self._micro_batches = self._micro_batches, []
+                if self._is_divided_twice(micro_batches) and call.site not in self._reported:
+                    self._reported.add(call.site)
+                    note = "each loss since the last update was divided twice by the number of backwards"
+                    yield _weights(window, WEIGHED_ONCE, call, note)
+                if self._follows_first and self._was_incomplete(micro_batches, call, window):
+                    count = len(micro_batches)
+                    note = (
+                        f"{count} backwards came before this update, and fewer before the first one of the run; each "
+                    )
+                    yield _weights(window, FROM_ALL_MICRO_BATCHES, call, f"{note}loss is divided by {count}")
+
+    def _note(self, call: Call, window: Window) -> None:
+        if any(around.levels[-1] == BACKWARD for around in window.ancestors(call)):
+            return  # checkpointing computes a part again
+        if self._follows_first and self._first is None and not self._micro_batches:
+            around = window.changes_of.get(call.seq, ())
+            # Gradients from before the observation: the program had begun to accumulate.
+            self._follows_first = all(change.before != "some" for change in around if change.attribute == "grad")
+        if len(self._micro_batches) < MAX_BACKWARDS:
+            numbers = (value_of(call.result, name) for name in ("divided_by", "divided_twice"))
+            self._micro_batches.append(_MicroBatch(call.site, *(int(number(value) or 0) for value in numbers)))
+
+    @staticmethod
+    def _is_divided_twice(micro_batches: list[_MicroBatch]) -> bool:
+        count = len(micro_batches)
+        return count > 1 and all(micro_batch.divided_twice == count for micro_batch in micro_batches)
+
+    def _was_incomplete(self, micro_batches: list[_MicroBatch], update: Call, window: Window) -> bool:
+        """Follow the first two updates; whether the first one lacked micro-batches that the second one had."""
+        alike, count, divisor = set(micro_batches), len(micro_batches), micro_batches[0].divided_by
+        if self._first is None:
+            skipped = max(self._fetched.values(), default=0) > count  # a batch without a backward is no micro-batch
+            self._follows_first = len(alike) == 1 and count < divisor and window.step == 1 and not skipped
+            self._first = micro_batches[0], window.step, update.receiver
+            return False
+        first, step, user = self._first
+        self._follows_first = False
+        return alike == {first} and count == divisor and (window.step, update.receiver) == (step + 1, user)
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == MICRO_BATCHES
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return NOTHING  # they are judged if other rules need backwards and updates
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
+
+
+def _weights(window: Window, prop: Property, update: Call, note: str) -> Occasion:
+    subject, context = Subject(GRAD, MICRO_BATCHES), context_of((), window.stage)
+    return Occasion(subject, context, *outcome_of(prop, False), update.seq, site=update.site, note=note)
 
 
 def _when(call: Call) -> int:

@@ -9,9 +9,7 @@ cleared. A gradient that leaves this path is lost, in any program:
 * an update uses a gradient that `DistributedDataParallel` has not averaged, because each backward ran under `no_sync`;
 * a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled;
 * clipping changes a gradient after the update that used it;
-* an optimizer steps twice with the gradients of one backward, or with a learning rate of zero again and again;
-* an update uses the gradients of several micro-batches, and each loss was divided by their number twice: by the
-  program, say, and by a library.
+* an optimizer steps twice with the gradients of one backward, or with a learning rate of zero again and again.
 
 Note [What is meant so]
 Gradients of an attack on the inputs are meant to be lost: the model was called on a leaf that requires a gradient, so
@@ -48,7 +46,6 @@ from traincheck.vocab.builtin_rules import (
     SEEN_BY_CLIPPING,
     USED_BEFORE_CLEARED,
     USED_ONCE,
-    WEIGHED_ONCE,
     WITH_A_RATE,
     sentence_of,
 )
@@ -97,7 +94,6 @@ class GradientUse(Part):
         ] = {}  # by parameter: the optimizer that used its gradient last, and when
         self._spent: dict[tuple[Property, str], int] = {}  # for gradients that were clipped or used too late: the call
         self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
-        self._divided: list[int] = []  # for each backward since the last update: a number that divides its loss twice
 
     def forget(self) -> None:
         self._begin()
@@ -110,7 +106,6 @@ class GradientUse(Part):
         for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
             self._follow(window, change, window.variables_at(positions), failures)
         yield from self._judge_clipping(window)
-        yield from self._judge_weights(window)
         for (prop, seq), names in failures.items():
             if prop == CLIPPED_IN_TIME and seq in self._useful_clipping:
                 continue  # it clipped gradients of a later backward as well
@@ -266,18 +261,6 @@ class GradientUse(Part):
             self._reported.add((WITH_A_RATE, call.receiver))
             yield _occasion(window, WITH_A_RATE, call.seq, (), site=call.site)
 
-    def _judge_weights(self, window: Window) -> Iterator[Occasion]:
-        for call in calls_of(window, BACKWARD, UPDATE):
-            if call.levels[-1] == BACKWARD:
-                if len(self._divided) < MAX_VARIABLES:
-                    self._divided.append(int(number(value_of(call.result, "divided_twice")) or 0))
-                continue
-            count, divided = len(self._divided), set(self._divided)
-            self._divided = []
-            if count > 1 and divided == {count} and (WEIGHED_ONCE, call.site) not in self._reported:
-                self._reported.add((WEIGHED_ONCE, call.site))
-                yield _occasion(window, WEIGHED_ONCE, call.seq, (), site=call.site)
-
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
         return subject.grain == FLOW
@@ -319,6 +302,5 @@ _NOTES = {
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
     SEEN_BY_CLIPPING: "clipping saw a norm of zero, and the next update used gradients that are not zero",
     AFTER_AVERAGING: "each backward since they were cleared ran under no_sync, so no rank averaged them",
-    WEIGHED_ONCE: "each loss since the last update was divided twice by the number of backwards",
     AFTER_UNSCALING: "a backward of a scaled loss computed these gradients, and nothing has unscaled them",
 }

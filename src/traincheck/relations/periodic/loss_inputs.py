@@ -4,6 +4,16 @@ A source sees in autograd what computed the input of a loss (the fact `origin`, 
 squashes them by itself, so it expects no result of a sigmoid or a softmax. A loss of logarithms of probabilities
 expects neither those nor the scores of a layer.
 
+Note [Dimension of a log-softmax]
+`nll_loss` takes the classes from one dimension of its input (the second, if there are several). A log-softmax of the
+scores of a layer over another dimension gives no probabilities of classes. Scores of pairs (a product of two
+activations) may be normalized in both directions, so only those of a layer count. `kl_div` compares distributions: if
+those of the target lie along its last dimension, those of the input have to. A dimension of the same size does not
+count, because a target may sum to one along both.
+
+The classes of a loss are the outputs of the layer that computed the scores. A reshape in place of a transpose keeps the
+sizes, and mixes the outputs of different positions.
+
 A loss of elements broadcasts its input and its target. If both grow (9 x 1 and 9 become 9 x 9), then it compares each
 prediction with each target. A target of one number, or of fewer dimensions of another kind, is meant so: only tensors
 of different numbers of dimensions count.
@@ -19,10 +29,16 @@ from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import StatelessPart, calls_of
 from traincheck.vocab.builtin_rules import (
     ELEMENTWISE,
+    KEEPS_CLASSES,
+    KL_DIV,
     LOG_PROBABILITIES,
+    LOG_SOFTMAX,
     LOGITS,
+    NLL_LOSS,
+    OF_CLASSES,
     OF_LOGARITHMS,
     OF_SCORES,
+    OVER_CLASSES,
     PRODUCT,
     SAME_SHAPE,
     SCORES,
@@ -31,7 +47,7 @@ from traincheck.vocab.builtin_rules import (
     sentence_of,
 )
 from traincheck.vocab.demand import ROWS, TENSORS, Demand
-from traincheck.vocab.events import Window
+from traincheck.vocab.events import Call, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -45,10 +61,13 @@ class LossInputs(StatelessPart):
             api = call.levels[-1]
             origins = [value_of(tensor.facts, "origin") for tensor in call.tensors if tensor.role == "input"]
             is_of_scores = api in OF_SCORES
+            if api in OF_CLASSES and any(value_of(tensor.facts, "mixed_classes") is True for tensor in call.tensors):
+                yield _other_input(call, window, KEEPS_CLASSES, _MIXED)
+            if LOG_SOFTMAX in origins and _is_over_other_dimension(call):
+                yield _other_input(call, window, OVER_CLASSES, LOG_SOFTMAX)
             if SQUASHING in origins or (PRODUCT in origins and not is_of_scores):
-                note = _NOTES[SQUASHING if SQUASHING in origins else PRODUCT]
-                outcome = outcome_of(SCORES if is_of_scores else LOG_PROBABILITIES, False)
-                yield Occasion(Subject(api, LOGITS), context_of((), window.stage), *outcome, call.seq, note=note)
+                origin = SQUASHING if SQUASHING in origins else PRODUCT
+                yield _other_input(call, window, SCORES if is_of_scores else LOG_PROBABILITIES, origin)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -63,7 +82,29 @@ class LossInputs(StatelessPart):
         return sentence_of(subject, prop)
 
 
+def _other_input(call: Call, window: Window, prop: Property, origin: str) -> Occasion:
+    subject, context = Subject(call.levels[-1], LOGITS), context_of((), window.stage)
+    return Occasion(subject, context, *outcome_of(prop, False), call.seq, note=_NOTES[origin])
+
+
+def _is_over_other_dimension(call: Call) -> bool:
+    """Whether a log-softmax ran over another dimension than the classes. See Note [Dimension of a log-softmax]."""
+    tensors = {tensor.role: tensor for tensor in call.tensors}
+    scores, target = tensors["input"], tensors.get("target")
+    over, sizes = value_of(scores.facts, "normalized_over"), scores.shape
+    if type(over) is not int:
+        return False
+    if call.levels[-1] == NLL_LOSS:
+        return over != min(1, len(sizes) - 1) and value_of(scores.facts, "of_layer") is True
+    if call.levels[-1] != KL_DIV or target is None or target.shape != sizes or over == len(sizes) - 1:
+        return False
+    return value_of(target.facts, "rows_sum_to_one") is True and sizes[over] != sizes[-1]
+
+
+_MIXED = "mixed"
 _NOTES = {
+    _MIXED: "a reshape between the layer and the loss mixed the outputs of the layer; a transpose or permute does not",
+    LOG_SOFTMAX: "the log-softmax of the input ran over a dimension that does not hold the classes",
     SQUASHING: "a sigmoid or a softmax computed the input",
     PRODUCT: "a layer computed the input, and no log-softmax was applied to its scores",
 }

@@ -1,7 +1,7 @@
 """Periodic(V): a variable changes every k steps, a counter grows by one, a total equals the announced one.
 
 Source: OSDI '25, section 3.2. Its parts:
-* what every step should do (parameter_updates.py and backward_before_step.py);
+* what every step should do (parameter_updates.py and backward_before_step.py, with the weights of micro-batches);
 * gradients that are always zero (zero_gradients.py), and the way of each gradient to an update (gradient_use.py);
 * the layers of models (model_use.py), their modes (model_modes.py), and what goes into losses (loss_inputs.py);
 * errors that a source has decided (reported_errors.py). With the three before, they are here so that the rules which
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from traincheck.relations.parts import Composite, RelationPart
-from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
+from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep, MicroBatchWeights
 from traincheck.relations.periodic.counters import Counters
 from traincheck.relations.periodic.gradient_use import GradientUse
 from traincheck.relations.periodic.loss_inputs import BroadcastTargets, LossInputs
@@ -38,6 +38,7 @@ class Periodic(Composite):
     parts: ClassVar[tuple[type[RelationPart], ...]] = (
         ParameterUpdates,
         BackwardBeforeStep,
+        MicroBatchWeights,
         ZeroGradients,
         GradientUse,
         LayerUse,

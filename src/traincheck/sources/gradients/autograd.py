@@ -217,8 +217,9 @@ def _graph_flags(
 def _facts_of_loss(tensors: Any = None, *args: Any, **kwargs: Any) -> Facts:
     """Return what the last operations of a loss say, which multiply it and divide it by numbers.
 
-    `scaled` says whether the loss was scaled up: one of them multiplies it by two or more. `divided_twice` is a whole
-    number by which two of them divide it. This reads only the graph that torch keeps.
+    `scaled` says whether the loss was scaled up: one of them multiplies it by two or more. `divided_by` is the whole
+    number of the last division, and `divided_twice` one by which two of them divide it. This reads only the graph that
+    torch keeps.
     """
     loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
     node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
@@ -228,20 +229,26 @@ def _facts_of_loss(tensors: Any = None, *args: Any, **kwargs: Any) -> Facts:
         if node is None or node.name() not in ("MulBackward0", "DivBackward0"):
             break
         if node.name() == "MulBackward0":
-            largest = max(largest, *(_number(node, f"_saved_{side}") for side in ("self", "other")))
+            largest = max(largest, *(_number(node, f"_saved_{side}", unread=2.0) for side in ("self", "other")))
         else:
-            divisors.append(_number(node, "_saved_other"))
+            divisors.append(_number(node, "_saved_other", unread=0.0))
         node = next((before for before, _ in node.next_functions if before is not None), None)
     of_loss = facts(scaled=largest >= 2)
-    if len(divisors) > 1:
-        twice = max((number for number in divisors if divisors.count(number) > 1), default=0.0)
-        if twice >= 2 and twice.is_integer():
-            return merged(of_loss, divided_twice=int(twice))
-    return of_loss
+    if not divisors:
+        return of_loss
+    whole = [int(number) for number in divisors if number >= 2 and number.is_integer()]
+    if not whole:
+        return of_loss
+    twice = max((number for number in whole if whole.count(number) > 1), default=0)
+    return merged(of_loss, divided_by=whole[0], **({"divided_twice": twice} if twice else {}))
 
 
-def _number(node: Any, name: str) -> float:
-    """Return the constant factor saved by a multiplication node; 0 where the factor is not a plain number."""
+def _number(node: Any, name: str, unread: float) -> float:
+    """Return the constant factor that a node saved; 0 where it is not a plain number.
+
+    `unread` stands for a number on an accelerator, because reading it would block. A factor there is mostly the scale
+    of a scaler; a divisor there is no number of the program, which torch keeps on the CPU.
+    """
     try:
         saved = getattr(node, name, None)
     except RuntimeError:
@@ -249,6 +256,6 @@ def _number(node: Any, name: str) -> float:
     if not isinstance(saved, torch.Tensor) or saved.numel() != 1 or saved.requires_grad or saved.grad_fn is not None:
         return float(saved) if isinstance(saved, (int, float)) else 0.0
     if saved.device.type != "cpu":
-        return 2.0  # reading it would block; a saved tensor there is the scale of a scaler
+        return unread
     with hidden_from_modes():
         return abs(float(saved))

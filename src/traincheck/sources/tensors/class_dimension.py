@@ -1,0 +1,201 @@
+"""Follows the dimension of classes from the input of a loss back to its log-softmax and to the layer of its scores.
+
+Between them, a program may move, merge, add and select dimensions. So each dimension is followed back through these
+operations in the graph of autograd. Reading their sizes reads no values.
+
+Known limitations: a dimension of size one has no position in a reshaped tensor, and indices may do anything. Where a
+dimension was is unknown then.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+_SAME = ("AliasBackward", "CloneBackward", "ToCopyBackward")
+_RESHAPES = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward")
+_MOVES = ("PermuteBackward", "TBackward", "TransposeBackward")
+_PARTS = ("SelectBackward", "SliceBackward", "UnsqueezeBackward")
+_SCALES = ("DivBackward", "MulBackward")
+"""Beginnings of the names that autograd gives operations: those that keep all dimensions, that divide the elements into
+other dimensions, that move dimensions, that take a part or add a dimension, and that may scale scores."""
+
+_MATRICES, _LINEAR, _CONVOLUTION = ("AddmmBackward", "MmBackward"), "LinearBackward", "ConvolutionBackward"
+_LOG_SOFTMAX, _ACCUMULATE = "LogSoftmaxBackward", "AccumulateGrad"
+_MAX_STEPS = 10
+
+NO_DIMENSION = -1
+"""Stands for a dimension that a reshaped tensor has no more."""
+
+_NEGATIVE = 1 << 63
+"""Attributes of nodes are unsigned: from here on they stand for negative numbers."""
+
+
+class _Step(NamedTuple):
+    """An operation that arranges elements, and the sizes after it and before it."""
+
+    node: Any
+    after: tuple[int, ...]
+    before: tuple[int, ...]
+
+
+class _Path(NamedTuple):
+    """What computed the elements of a tensor, its sizes, and the operations that have arranged them since."""
+
+    maker: Any
+    sizes: tuple[int, ...]
+    steps: list[_Step]
+
+    def place_of(self, dimension: int) -> int | None:
+        """Where a dimension of the tensor was when its elements were computed; None if unknown."""
+        lost, place = self.followed(dimension)
+        return place if lost is None else None
+
+    def followed(self, dimension: int) -> tuple[_Step | None, int]:
+        """The operation before which a dimension of the tensor is unknown, if any, and its place there."""
+        for step in self.steps:
+            place = _place_before(step, dimension)
+            if place is None:
+                return step, dimension
+            dimension = place
+        return None, dimension
+
+
+def normalized_dimension(tensor: torch.Tensor) -> tuple[int, bool] | None:
+    """The dimension of `tensor` over which its log-softmax ran, and whether a layer computed the scores.
+
+    `NO_DIMENSION` if it is none of the tensor's dimensions (it was merged with others), and the one of the classes is
+    known to be another. None if no log-softmax computed the tensor, or if the dimension is unknown. Scores are those of
+    a layer if they are a product with one of its parameters, perhaps scaled.
+    """
+    path = _path_to(tensor.grad_fn, tuple(tensor.shape))
+    if path is None or not path.maker.name().startswith(_LOG_SOFTMAX):
+        return None
+    places = [path.place_of(dimension) for dimension in range(tensor.dim())]
+    normalized = _signed(path.maker._saved_dim) % len(path.sizes)
+    if normalized not in places and places[_classes_of(tensor)] is None:
+        return None
+    scores = _path_to(path.maker.next_functions[0][0], path.sizes, scaled=True)
+    is_of_layer = scores is not None and _features_of(scores) is not None
+    return (places.index(normalized) if normalized in places else NO_DIMENSION), is_of_layer
+
+
+def mixes_classes(tensor: torch.Tensor) -> bool:
+    """Whether the classes of scores are as many as the outputs of their layer, but a reshape has mixed those.
+
+    A reshape that only merges whole dimensions mixes nothing: the classes may be the positions of a map.
+    """
+    classes = _classes_of(tensor)
+    path = _path_to(tensor.grad_fn, tuple(tensor.shape), scaled=True, normalized=True)
+    features = None if path is None else _features_of(path)
+    if path is None or features is None or not tensor.shape[classes] == path.sizes[features] > 1:
+        return False
+    lost, place = path.followed(classes)
+    if lost is None or _merges(lost, place):
+        return False
+    return features not in [path.place_of(dimension) for dimension in range(tensor.dim())]
+
+
+def _classes_of(tensor: torch.Tensor) -> int:
+    return 1 if tensor.dim() > 1 else 0
+
+
+def _path_to(node: Any, sizes: tuple[int, ...], *, scaled: bool = False, normalized: bool = False) -> _Path | None:
+    """The way from a tensor back to what computed its elements. With `scaled` and `normalized`, factors and a
+    log-softmax count as arrangements. None if it is too long."""
+    others = (*(_SCALES if scaled else ()), *((_LOG_SOFTMAX,) if normalized else ()))
+    steps: list[_Step] = []
+    while node is not None and len(steps) < _MAX_STEPS:
+        name = node.name()
+        taken = [before for before, _ in node.next_functions if before is not None]
+        is_other = name.startswith(others) and len(taken) == 1
+        if not is_other and not name.startswith((*_SAME, *_RESHAPES, *_MOVES, *_PARTS)):
+            return _Path(node, sizes, steps)
+        steps.append(_Step(node, sizes, sizes if is_other else _sizes_before(node, sizes)))
+        sizes, node = steps[-1].before, taken[0] if taken else None
+    return None
+
+
+def _sizes_before(node: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    name = node.name()
+    if name.startswith((*_RESHAPES, "SelectBackward", "SliceBackward")):
+        return tuple(node._saved_self_sym_sizes)
+    if name.startswith("UnsqueezeBackward"):
+        added = _signed(node._saved_dim) % len(sizes)
+        return sizes[:added] + sizes[added + 1 :]
+    if name.startswith(_MOVES):
+        order = _order(node, len(sizes))
+        return tuple(sizes[order.index(place)] for place in range(len(sizes)))
+    return sizes
+
+
+def _place_before(step: _Step, place: int) -> int | None:
+    """The place that a dimension had before an operation; None if unknown."""
+    node, after, before = step
+    name = node.name()
+    if name.startswith(_RESHAPES):
+        return _in_other_shape(after, place, before)
+    if name.startswith("SelectBackward"):
+        return place + (_signed(node._saved_dim) % len(before) <= place)
+    if name.startswith("UnsqueezeBackward"):
+        added = _signed(node._saved_dim) % len(after)
+        return None if place == added else place - (added < place)
+    return _order(node, len(after))[place] if name.startswith(_MOVES) else place
+
+
+def _order(node: Any, count: int) -> list[int]:
+    """For each dimension after an operation that moves them, its position before."""
+    name, order = node.name(), list(range(count))
+    if name.startswith("PermuteBackward"):
+        return [_signed(place) % count for place in node._saved_dims]
+    if name.startswith("TransposeBackward"):
+        first, second = _signed(node._saved_dim0) % count, _signed(node._saved_dim1) % count
+        order[first], order[second] = second, first
+        return order
+    return order[::-1]
+
+
+def _in_other_shape(after: tuple[int, ...], place: int, before: tuple[int, ...]) -> int | None:
+    """Where a dimension is in another shape of the same elements: its size is the same, and so is its stride."""
+    if after[place] == 1:
+        return None
+    wanted = after[place], math.prod(after[place + 1 :])
+    places = (other for other, size in enumerate(before) if (size, math.prod(before[other + 1 :])) == wanted)
+    return next(places, None)
+
+
+def _merges(step: _Step, place: int) -> bool:
+    """Whether a dimension after a reshape consists of whole dimensions before it. (Others add a dimension.)"""
+    after, before = step.after, step.before
+    strides = {math.prod(before[other:]) for other in range(len(before) + 1)}
+    is_whole = {math.prod(after[place:]), math.prod(after[place + 1 :])} <= strides
+    return is_whole or not step.node.name().startswith(_RESHAPES)
+
+
+def _features_of(path: _Path) -> int | None:
+    """The dimension of the outputs of a layer, if one computed the elements: a product with a parameter."""
+    node = path.maker
+    name, operands = node.name(), [operand for operand, _ in node.next_functions]
+    if name.startswith(_MATRICES):
+        first, second = operands[-2:]
+        return len(path.sizes) - 1 if _is_parameter(second) else 0 if _is_parameter(first) else None
+    if name.startswith(_LINEAR) and _is_parameter(operands[1]):
+        return len(path.sizes) - 1
+    return 1 if name.startswith(_CONVOLUTION) and _is_parameter(operands[1]) else None
+
+
+def _is_parameter(node: Any) -> bool:
+    """Whether an operand of a product is a leaf of the graph, perhaps transposed or converted."""
+    for _ in range(_MAX_STEPS):
+        if node is None or node.name().endswith(_ACCUMULATE):
+            return node is not None
+        if not node.name().startswith((*_SAME, *_MOVES)):
+            return False
+        node = node.next_functions[0][0]
+    return False
+
+
+def _signed(number: int) -> int:
+    return number - 2 * _NEGATIVE if number >= _NEGATIVE else number
