@@ -82,17 +82,27 @@ def sampled_once() -> None:
     evaluated_in_training_mode(calls=1)
 
 
-def labelled_in_each_step() -> None:
-    """Pseudo-labels: each step calls the model once with gradients off."""
+def labelled_in_each_step(*, evaluates: bool = False) -> None:
+    """Pseudo-labels: each step calls the model once with gradients off, and so does an evaluation between passes."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(6):
-        x = torch.randn(9, 6)
-        with torch.no_grad():
-            labels = model(x).argmax(dim=1)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), labels).backward()
-        optimizer.step()
+    loader = DataLoader(TensorDataset(torch.randn(27, 6)), batch_size=9)
+    for _ in range(3):
+        for (x,) in loader:
+            with torch.no_grad():
+                labels = model(x).argmax(dim=1)
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(9, 6)), labels).backward()
+            optimizer.step()
+        if evaluates:
+            model.eval()
+            with torch.no_grad():
+                model(torch.randn(9, 6))
+            model.train()
+
+
+def labelled_in_each_step_and_evaluated() -> None:
+    labelled_in_each_step(evaluates=True)
 
 
 def statistics_from(*, training_data: bool = True) -> None:
@@ -348,6 +358,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         evaluated_without_dropout,
         sampled_once,
         labelled_in_each_step,
+        labelled_in_each_step_and_evaluated,
         statistics_from,
         one_of_two_optimizers,
     ],

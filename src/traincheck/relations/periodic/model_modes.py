@@ -185,6 +185,7 @@ class EvaluationMode(Part):
         if not active:
             if window.stage == TRAIN:
                 self._training_loaders.update(call.receiver for call in fetches)
+                self._in_a_row.clear()
             self._loader = ""
             return
         for call in calls_of(window, NEXT, FORWARD):
