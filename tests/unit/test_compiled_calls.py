@@ -475,10 +475,11 @@ def test_functions_that_only_step() -> None:
     assert identify_target(lambda x: model(x), (), {}).model is model
 
 
-def test_only_own_code_is_skipped() -> None:
+def test_only_own_code_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     from traincheck.sources.compile import skipped_code
     from traincheck.sources.recording import recorder
 
+    monkeypatch.setattr(skipped_code, "_skipped", set())
     skipped: list[Any] = []
     skipped_code.skip_own_code(skipped.append)
     files = {code.co_filename for code in skipped}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,34 +75,42 @@ def replace_everywhere(undo: UndoStack, home: str, name: str, make: Callable[[An
         return
     package = home.split(".", 1)[0]
     replacement = make(original)
-
-    def put_back_in_others() -> None:
-        for module in _holding(package, name, replacement):
-            setattr(module, name, original)
-
-    undo.callback(put_back_in_others)
-    for module in _holding(package, name, original):
-        _put(undo, module, name, original, replacement)
+    if not undo.everywhere:
+        undo.callback(_put_back_in_others, undo.everywhere)
+    undo.everywhere.setdefault(package, {}).setdefault(name, []).append((original, replacement))
+    for module, namespace in _loaded(package):
+        if namespace.get(name) is original:
+            _put(undo, module, name, original, replacement)
 
 
-def _holding(package: str, name: str, function: Any) -> list[Any]:
-    """The loaded modules of a package that hold `function` under this name."""
-    modules = map(sys.modules.get, _loaded(package))
-    return [module for module in modules if getattr(module, "__dict__", {}).get(name) is function]
+def _put_back_in_others(replaced: Mapping[str, Mapping[str, Sequence[tuple[Any, Any]]]]) -> None:
+    """Restore functions in modules that were loaded after they were replaced. All functions in one pass, because a
+    process has thousands of modules."""
+    for package, functions in replaced.items():
+        for module, namespace in _loaded(package):
+            for name in functions.keys() & namespace.keys():
+                for original, replacement in functions[name]:
+                    if namespace[name] is replacement:
+                        setattr(module, name, original)
 
 
-_all: list[str] = []
-_of_package: dict[str, list[str]] = {}
+_all: list[Any] = []
+_of_package: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
 
 
-def _loaded(package: str) -> list[str]:
-    """The names of the loaded modules of a package. (Cached, for thousands of functions are replaced.)"""
-    loaded = list(sys.modules)
+def _loaded(package: str) -> list[tuple[Any, dict[str, Any]]]:
+    """The loaded modules of a package, with their namespaces. (Cached, because each attachment replaces dozens of
+    functions, and there are thousands of modules.)"""
+    loaded = list(sys.modules.values())
     if loaded != _all:
         _all[:] = loaded
         _of_package.clear()
     if package not in _of_package:
-        _of_package[package] = [name for name in loaded if name.split(".", 1)[0] == package]
+        _of_package[package] = [
+            (module, namespace)
+            for name, module in list(sys.modules.items())
+            if name.split(".", 1)[0] == package and isinstance(namespace := getattr(module, "__dict__", None), dict)
+        ]
     return _of_package[package]
 
 

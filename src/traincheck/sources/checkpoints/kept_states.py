@@ -39,7 +39,8 @@ class KeptStates:
         if tensor is None:
             return
         self._returned.pop(id(tensor), None)
-        self._returned[id(tensor)] = TensorReference(tensor), updates, _versions(state)
+        with hidden_from_modes():
+            self._returned[id(tensor)] = TensorReference(tensor), updates, _versions(state)
         if len(self._returned) > MAX_STATES:
             del self._returned[next(iter(self._returned))]
 
@@ -49,9 +50,9 @@ class KeptStates:
         reference, updates_then, versions = self._returned.get(id(tensor), (None, 0, 0))
         if reference is None or reference() is not tensor:
             return None
-        if updates == updates_then and versions != _versions(state):
-            return None
         with hidden_from_modes():
+            if updates == updates_then and versions != _versions(state):
+                return None
             shares = all(
                 _is_same_memory(member.tensor, state.get(name)) for member in members(module) for name in member.names
             )
@@ -59,7 +60,7 @@ class KeptStates:
 
 
 def _versions(state: Mapping[str, Any]) -> int:
-    """A number that grows with each write to a tensor of a state."""
+    """A number that grows with each write to a tensor of a state. Call inside `hidden_from_modes()`."""
     return sum(version_of(value) or 0 for value in state.values() if isinstance(value, torch.Tensor))
 
 

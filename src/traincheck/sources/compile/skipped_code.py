@@ -11,15 +11,21 @@ from typing import Any
 _OURS = str(Path(__file__).parents[2])
 
 
+_skipped: set[str] = set()
+"""The modules whose code the compiler of this process skips."""
+
+
 def skip_own_code(skip: Callable[[CodeType], None] | None) -> None:
     """Have the compiler skip TrainCheck's functions where a program calls them between two graphs."""
     if skip is None:
         return
     for name, module in list(sys.modules.items()):
-        if name.startswith("traincheck."):
+        if name.startswith("traincheck.") and name not in _skipped:
             for value in list(vars(module).values()):
                 for code in _codes_of(value, name):
                     skip(code)
+            if not getattr(module.__spec__, "_initializing", False):  # otherwise it defines more functions
+                _skipped.add(name)
 
 
 def _codes_of(value: Any, module: str) -> list[CodeType]:

@@ -52,11 +52,16 @@ def _swap(holder: Any, attribute: str, current: Any, new: Any) -> bool:
 
 
 class UndoStack(ExitStack):
-    """The undo stack of a source, which also lists the patches of that source."""
+    """The undo stack of a source, which also lists the patches of that source.
+
+    `everywhere` lists the functions that were replaced in all modules of a package, as pairs of the original and its
+    replacement, by package and name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.patches: list[Patch] = []
+        self.everywhere: dict[str, dict[str, list[tuple[Any, Any]]]] = {}
 
     def add_patch(self, patch: Patch) -> None:
         """Remove `patch` when this stack is closed."""
