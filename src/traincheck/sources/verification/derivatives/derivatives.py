@@ -205,7 +205,9 @@ class DerivativeSource(ExperimentSource, RecorderListener):
         )
 
     def _start(self, module: nn.Module) -> None:
-        if not any(parameter.requires_grad for parameter in module.parameters()):
+        with torch._C.DisableTorchFunction():  # modes of the program do not see this reading
+            is_trained = any(parameter.requires_grad for parameter in module.parameters())
+        if not is_trained:
             return
         name = self._catalog.model_name(module)
         step = self._recorder.steps.window_step
