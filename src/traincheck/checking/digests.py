@@ -228,9 +228,8 @@ class Classes:
         self.looked_at += len(leaders) - 1
         request = _Request(self._values, windows, leaders)
         self._choose_values(request, opened)
-        if not self._new_shards:
-            agreeing = [section for section, blocks in who.items() if section not in shards and not any(blocks)]
-            request.sections.update(section for section in agreeing if self._is_due(section, ()))
+        agreeing = [section for section, blocks in who.items() if section not in shards and not any(blocks)]
+        request.sections.update(section for section in agreeing if self._is_due(section, ()))
         if not (opened or request.sections):
             return _put_together(windows, ordered, {0: windows[0]}, sharded=bool(shards))
         whole = request.values()

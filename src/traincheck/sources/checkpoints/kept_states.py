@@ -6,8 +6,8 @@ program that takes the state of a model, writes those entries of a file into it 
 
 TrainCheck remembers a tensor of each returned state, by weak reference, with the number of updates until then and the
 versions of all tensors. A load of this state, in which each parameter is the model's own memory, is such an error, if
-there was another update, or if nothing has written to the state. (A program may average the tensors of a state in
-place, and load it for clarity.)
+there was another update, or if training has begun and nothing has written to the state. (A program may average the
+tensors of a state in place, and load it for clarity.)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class KeptStates:
         if reference is None or reference() is not tensor:
             return None
         with hidden_from_modes():
-            if updates == updates_then and versions != _versions(state):
+            if updates == updates_then and (not updates or versions != _versions(state)):
                 return None
             shares = all(
                 _is_same_memory(member.tensor, state.get(name)) for member in members(module) for name in member.names
