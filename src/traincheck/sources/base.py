@@ -94,14 +94,14 @@ def _put_back_in_others(replaced: Mapping[str, Mapping[str, Sequence[tuple[Any, 
                         setattr(module, name, original)
 
 
-_all: list[Any] = []
+_all: list[int] = []  # ids, because the program may drop a module of its own
 _of_package: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
 
 
 def _loaded(package: str) -> list[tuple[Any, dict[str, Any]]]:
     """The loaded modules of a package, with their namespaces. (Cached, because each attachment replaces dozens of
     functions, and there are thousands of modules.)"""
-    loaded = list(sys.modules.values())
+    loaded = list(map(id, sys.modules.values()))
     if loaded != _all:
         _all[:] = loaded
         _of_package.clear()
