@@ -241,6 +241,26 @@ def layers_take_their_weights_from_others() -> None:
     stacked(blocks=[first, second])
 
 
+def layers_share_a_weight() -> None:
+    """As the embedding and the output of a language model do. The program sets its seed twice."""
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        layers.append(nn.Sequential(nn.Linear(6, 6, bias=False)))
+    layers[1][0].weight = layers[0][0].weight
+    stacked(blocks=layers)
+
+
+def layers_are_initialised_on_another_device() -> None:
+    """On the meta device, as on an accelerator, no layer draws from the generator of the CPU."""
+    with torch.device("meta"):
+        model = nn.Sequential(Seeded(seeds=False), Seeded(seeds=False), nn.Linear(6, 3))
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    trained(model)
+
+
 def evaluated(*, copies: bool = True, updates: bool = False) -> None:
     model = Net()
     other = copy.deepcopy(model) if copies else model
@@ -380,6 +400,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         layers_do_not_set_the_seed,
         layers_are_copies,
         layers_take_their_weights_from_others,
+        layers_share_a_weight,
+        layers_are_initialised_on_another_device,
         an_average_is_evaluated,
         the_model_is_evaluated,
         a_copy_is_evaluated_beside_the_model,

@@ -12,7 +12,8 @@ the same. They may also be equal on purpose, as copies of one layer. So paramete
 and no copies, and the random generator was in the same state when their modules had been made. (A patch of
 `torch.manual_seed` would not last: torch replaces this function when it imports its compiler.)
 
-Known limitations: generators of accelerators are not read, because that would wait for the device.
+Only the generator of the CPU is read, because to read that of an accelerator would wait for the device. So only modules
+whose parameters lie on the CPU when they become part of a model count.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class GeneratorStates:
         if module is None or not module._parameters or module in self._states or len(self._seen) > MAX_STATES:
             return
         with hidden_from_modes():
+            if not all(parameter is None or parameter.is_cpu for parameter in module._parameters.values()):
+                return  # no number of the generator of the CPU is in them
             state = xxhash.xxh3_64_intdigest(torch.get_rng_state().numpy().tobytes())
         if state in self._seen and not self.site:
             self.site = self._recorder.sites.here()
@@ -153,7 +156,7 @@ class ModelOrigins(RecorderListener):
         """Report the parameters of a new model that have the same random numbers."""
         if not self._finds_equal or not self._states.site:
             return
-        by_start: dict[tuple[tuple[int, ...], int | None, bytes], list[str]] = {}
+        by_start: dict[tuple[tuple[int, ...], int | None, bytes], dict[int, str]] = {}
         with hidden_from_modes():
             for path, inner in module.named_modules():
                 state = self._states.of(inner)
@@ -161,10 +164,10 @@ class ModelOrigins(RecorderListener):
                     elements = None if parameter is None or self._is_copied(parameter) else _elements(parameter)
                     if elements is not None and _is_varied(elements):
                         start = tuple(elements.shape), state, elements.view(torch.uint8).cpu().numpy().tobytes()
-                        by_start.setdefault(start, []).append(plain_name(f"{path}.{name}"))
+                        by_start.setdefault(start, {}).setdefault(id(parameter), plain_name(f"{path}.{name}"))
         context = facts(site=self._states.site)
-        for names in by_start.values():
-            for name in names if len(names) > 1 else ():
+        for names in by_start.values():  # a parameter of two modules is one
+            for name in names.values() if len(names) > 1 else ():
                 seq, variable = self._recorder.next_seq(), f"{outermost}.{name}"
                 reading = Reading(seq, call, variable, PARAMETER, SAME_START, len(names), context=context)
                 self._recorder.record_reading(reading)
