@@ -501,6 +501,15 @@ def test_numbers_of_every_type_are_fetched_exactly(number: float) -> None:
     assert fetched == [5, (number, 1, 0.5, 1), None, 0.25]
 
 
+def test_a_number_that_several_values_need_travels_once() -> None:
+    norm, row = torch.tensor(2.5), torch.tensor([[7]])
+    values = [DeferredValue((norm,), float), DeferredValue((row, norm), lambda *both: both), not_equal(later(2), 3)]
+    with hidden_from_modes():
+        fetch = Fetch([*values, DeferredValue((norm,), lambda number: -number)])
+        assert fetch.size == 3
+        assert fetch.wait() == [2.5, (7, 2.5), True, -2.5]
+
+
 def test_a_comparison_of_deferred_values_is_deferred() -> None:
     pairs = [(1, 1), (1, 2), (later(1), 1), (later(1), 2), (1, later(1)), (later(1), later(1)), (later(1), later(2))]
     assert fetch_values([not_equal(old, new) for old, new in pairs]) == [False, True, False, True, False, False, True]

@@ -24,7 +24,8 @@ WARM_UP = 10
 PROFILED = 2
 WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaMemcpy ")
 """Parts of the names of calls that wait for a device. A copy to the host is counted by itself."""
-MOST_FREQUENT = 40
+LONGEST = 12
+"""Kernels with the longest time that the results name."""
 
 
 def main():
@@ -89,22 +90,24 @@ def profiled(step, module, device):
         for _ in range(PROFILED):
             step()
             module.synchronize()
-    kernels, waits, microseconds, to_host = Counter(), Counter(), 0.0, 0
+    kernels, waits, microseconds, to_host = 0, Counter(), Counter(), 0
     for event in profile.events():
+        if event.is_user_annotation:  # a range of the host such as Optimizer.step, which spans many kernels
+            continue
         on_host = event.device_type == torch.autograd.DeviceType.CPU
         if on_host and any(part in event.name for part in WAITS):
             waits[event.name] += 1
         elif not on_host and event.name.startswith("Memcpy DtoH"):
             to_host += 1
         elif event.name.startswith("aten::") if device.type == "cpu" else not on_host:
-            kernels[event.name] += 1
-            microseconds += event.time_range.elapsed_us()
+            kernels += 1
+            microseconds[event.name[:100]] += event.time_range.elapsed_us()
     return {
-        "kernels": kernels.total() / PROFILED,
+        "kernels": kernels / PROFILED,
         "copies_to_host": to_host / PROFILED,
         "waits": {name: count / PROFILED for name, count in waits.items()},
-        "kernel_ms": microseconds / PROFILED / 1e3,
-        "frequent": {name[:100]: count / PROFILED for name, count in kernels.most_common(MOST_FREQUENT)},
+        "kernel_ms": microseconds.total() / PROFILED / 1e3,
+        "longest_ms": {name: round(time / PROFILED / 1e3, 2) for name, time in microseconds.most_common(LONGEST)},
     }
 
 

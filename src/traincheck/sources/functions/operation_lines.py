@@ -37,6 +37,7 @@ ARRANGING = frozenset(
 )  # fmt: skip
 _VIEWS = ("torch.Tensor.data.__get__", "torch.Tensor.grad.__get__", "torch.Tensor.T.__get__", "torch.Tensor.mT.__get__")
 _GRAD = "grad.__get__"
+_GRADIENT_OF = "gradient of "
 _MAX_SHOWN = 2
 """Larger integers may be sizes."""
 FRACTION = "~"
@@ -90,6 +91,8 @@ class OperationLines:
         name = function.name
         if not name:
             return None
+        if name == _GRAD and self._is_named_gradient(result):
+            return None
         made: list[torch.Tensor] = []
         in_graph = False
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
@@ -99,7 +102,7 @@ class OperationLines:
         line: Line | None = None
         if function.arranges or (name == "__getitem__" and _arranges(args)):
             source = self._taken(args[0]) if args else ""
-            shown = f"gradient of {source}" if name == _GRAD else source
+            shown = f"{_GRADIENT_OF}{source}" if name == _GRAD else source
         else:
             first = args[0] if args else next(iter((kwargs or {}).values()), None)  # init functions name all arguments
             if not made and not (function.changes and isinstance(first, torch.Tensor)):
@@ -118,6 +121,11 @@ class OperationLines:
         for tensor in made:
             self._made[id(tensor)] = (TensorReference(tensor), shown)
         return line
+
+    def _is_named_gradient(self, gradient: Any) -> bool:
+        """Whether this gradient was taken before, and no function has changed it since: each is taken many times."""
+        entry = self._made.get(id(gradient))
+        return entry is not None and entry[1].startswith(_GRADIENT_OF) and entry[0]() is gradient
 
     def name_results(self, module: torch.nn.Module, results: list[torch.Tensor]) -> None:
         """Name what a model returned without gradients."""

@@ -275,6 +275,11 @@ def _original(func: Any) -> Any:
 _MODE_HANDLER = torch.overrides.handle_torch_function.__code__
 
 
+def _may_show(result: Any) -> bool:
+    """Whether a line may describe a call with this result. Most calls read a plain attribute, such as a device."""
+    return result is None or (isinstance(result, (torch.Tensor, tuple, list)) and type(result) is not torch.Size)
+
+
 class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Records each torch function as a call.
 
@@ -391,7 +396,7 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             result = self.__torch_function__(func, types, args, kwargs)
         finally:
             self._inside_described = False
-        if self.describes and operations is not None:
+        if self.describes and operations is not None and _may_show(result):
             with torch._C.DisableTorchFunction():  # modes of the program do not see what TrainCheck reads
                 in_graph = type(result) is torch.Tensor and result.requires_grad and torch.is_grad_enabled()
                 if not in_graph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,8 +47,10 @@ def not_equal(old: Any, new: Any) -> bool | DeferredValue:
         return bool(old != new)
     left, right = _as_deferred(old), _as_deferred(new)
     numbers = (*left.numbers, *right.numbers)
-    if len({number.device for number in numbers}) > 1:
-        return True
+    device = numbers[0].device
+    for number in numbers:
+        if number.device != device:
+            return True
     count = len(left.numbers)
     return DeferredValue(
         numbers, lambda *fetched: left.interpret(*fetched[:count]) != right.interpret(*fetched[count:])
@@ -79,25 +80,33 @@ class Fetch:
         for index, value in enumerate(self._values):
             if type(value) is DeferredValue:
                 indices_by_device.setdefault(value.numbers[0].device, []).append(index)
-        self._transfers: list[tuple[list[int], _Transfer]] = []
+        self._transfers: list[tuple[list[int], dict[int, int], _Transfer]] = []
         traced = torch._C._get_tracing_state()
         torch._C._set_tracing_state(None)  # the program's traced graph must not contain TrainCheck's operations
         try:
             for device, indices in indices_by_device.items():
-                numbers = [number for index in indices for number in self._values[index].numbers]
-                self._transfers.append((indices, _Transfer(device, numbers, streams and streams.get(device))))
+                # Several values may need the same number, such as a norm: it travels once.
+                numbers = {id(number): number for index in indices for number in self._values[index].numbers}
+                places = dict(zip(numbers, range(len(numbers)), strict=True))
+                transfer = _Transfer(device, [*numbers.values()], streams and streams.get(device))
+                self._transfers.append((indices, places, transfer))
         finally:
             torch._C._set_tracing_state(traced)
+
+    @property
+    def size(self) -> int:
+        """The number of numbers on the way."""
+        return sum(len(places) for _, places, _ in self._transfers)
 
     def wait(self) -> list[Any]:
         """Wait until all values have arrived, and return them."""
         results, transfers = self._values, self._transfers
         self._transfers = []
-        for indices, transfer in transfers:
-            fetched = iter(transfer.wait())
+        for indices, places, transfer in transfers:
+            fetched = transfer.wait()
             for index in indices:
                 deferred = results[index]
-                results[index] = deferred.interpret(*(next(fetched) for _ in deferred.numbers))
+                results[index] = deferred.interpret(*[fetched[places[id(number)]] for number in deferred.numbers])
         return results
 
 
@@ -106,9 +115,7 @@ class _Transfer:
     precision, or single precision on a device without double."""
 
     def __init__(self, device: torch.device, numbers: Sequence[torch.Tensor], streams: Collection[Any] | None) -> None:
-        wide, self._code = (torch.float32, "f") if device.type == "mps" else (torch.float64, "d")
-        self._is_integer = [not number.is_floating_point() for number in numbers]
-        words = {"f": torch.int32, "d": torch.int64}[self._code]
+        self._wide, self._words = (torch.float32, torch.int32) if device.type == "mps" else (torch.float64, torch.int64)
         if device.type == "cuda":
             _wait_for_streams(device, streams)
         elif device.type == "xpu":  # the program may compute them on another stream
@@ -117,12 +124,15 @@ class _Transfer:
         for index, number in enumerate(numbers):
             indices_by_dtype.setdefault(number.dtype, []).append(index)
         self._order: list[int] = []
+        self._integers: list[bool] = []  # by place in the row
         parts = []
         # There are few dtypes with many numbers each, so each operation handles all numbers of a dtype.
         for dtype, indices in indices_by_dtype.items():
-            row = torch.stack([numbers[index].reshape(()) for index in indices])
-            parts.append(row.to(wide).view(words).to(torch.int64) if dtype.is_floating_point else row.to(torch.int64))
+            row = torch.stack([number.reshape(()) if (number := numbers[index]).dim() else number for index in indices])
+            floating = dtype.is_floating_point
+            parts.append(row.to(self._wide).view(self._words).to(torch.int64) if floating else row.to(torch.int64))
             self._order.extend(indices)
+            self._integers += [not floating] * len(indices)
         fetches.count += 1
         self._row = torch.cat(parts)
         self._arrived: torch.cuda.Event | None = None
@@ -138,8 +148,11 @@ class _Transfer:
         if self._arrived is not None and not self._arrived.query():
             self._arrived.synchronize()
         results: list[int | float] = [0] * len(self._order)
-        for index, number in zip(self._order, self._row.tolist(), strict=True):
-            results[index] = number if self._is_integer[index] else _float_from_bits(number, self._code)
+        floats = self._row.to(self._words).view(self._wide).tolist()
+        for index, is_integer, number, real in zip(
+            self._order, self._integers, self._row.tolist(), floats, strict=True
+        ):
+            results[index] = number if is_integer else real
         return results
 
 
@@ -152,11 +165,6 @@ def _wait_for_streams(device: torch.device, streams: Collection[Any] | None) -> 
     for stream in streams:
         if stream != current:
             current.wait_stream(stream)
-
-
-def _float_from_bits(bits: int, code: str) -> float:
-    """The floating point number with these bits."""
-    return float(struct.unpack(code, struct.pack({"f": "i", "d": "q"}[code], bits))[0])
 
 
 class _Fetches:

@@ -288,7 +288,7 @@ def deferred_fingerprints(tensors: Sequence[torch.Tensor]) -> list[Fingerprint]:
         for index, number, tensor in zip(
             device_indices, device_fingerprints(list(map(as_integers, on_device))), on_device, strict=True
         ):
-            values[index] = DeferredValue((number,), functools.partial(_with_seed, _seed(tensor)))
+            values[index] = DeferredValue((number,), functools.partial(_with_seed, _form_of(tensor).seed))
     return values
 
 
