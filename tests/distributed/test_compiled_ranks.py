@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import warm_commands
+from rank_jobs import rank_starter
 from traincheck.trace.folder import RunFolder
 
 PROGRAM = """
@@ -43,9 +44,7 @@ main(sys.argv[1])
 
 
 def launch(folder: Path, how: str, *words: str) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = (*words, *torchrun, "train.py", how)
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600)
+    done = warm_commands.run([*words, *rank_starter(folder), "train.py", how], folder, timeout=600)
     assert done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
 
@@ -61,7 +60,7 @@ def test_compiled_ranks_train_as_without_us_and_agree(how: str, tmp_path: Path) 
     assert [line.split()[-1] for line in alone] != ["0", "0"]
     assert launch(tmp_path, how, *traincheck, "collect", "-o", "run", "--") == alone
     infer = [*traincheck, "infer", "good", "-o", "good.jsonl"]
-    assert subprocess.run(infer, cwd=tmp_path, capture_output=True).returncode == 0
+    assert warm_commands.run(infer, tmp_path).returncode == 0
     words = [*traincheck, "run", "-o", "live", "-b", "good.jsonl", "--fail-on", "notice", "--"]
     assert launch(tmp_path, how, *words) == alone
     assert json.loads((tmp_path / "live" / "report.json").read_text())["verdict"] == "clean"
@@ -69,7 +68,7 @@ def test_compiled_ranks_train_as_without_us_and_agree(how: str, tmp_path: Path) 
     for _, windows in RunFolder.open(tmp_path / "run").windows():
         windows_of_rank = list(windows)
         if not any(window.step for window in windows_of_rank):
-            continue  # torchrun itself
+            continue  # the process that starts the ranks
         trained += 1
         assert max(window.step for window in windows_of_rank) == 8
         names = {change.variable for window in windows_of_rank for change in window.changes}

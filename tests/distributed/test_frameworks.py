@@ -1,4 +1,4 @@
-"""Four ranks on a mesh, each with DDP, FSDP2, tensor parallelism and marks of Megatron, started by a shell script.
+"""Four ranks on a mesh, each with DDP, FSDP2, tensor parallelism and marks of Megatron, started without a launcher.
 
 What is a replica and what is a part is learned from good runs: nothing is set by hand.
 """
@@ -6,15 +6,14 @@ What is a replica and what is a part is learned from good runs: nothing is set b
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rank_jobs import PROGRAM, free_port, traincheck
+import warm_commands
+from rank_jobs import PROGRAM, rank_starter, traincheck
 from shared_artifacts import made_once
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.collectives import group_of
@@ -23,35 +22,23 @@ from traincheck.vocab.facts import value_of
 
 MESH = Path(__file__).parent / "programs" / "mesh.py"
 
-FOUR = f"""#!/bin/bash
-for rank in 0 1 2 3; do
-    RANK=$rank WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT {sys.executable} "$@" & all+=($!)
-done
-for one in "${{all[@]}}"; do wait $one || failed=1; done
-exit $failed
-"""
-"""Return a shell command that starts four ranks without a launcher."""
-
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a book of three good runs, and the recordings."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PORT", str(free_port()))
-        yield made_once(tmp_path_factory, "mesh", learn)
+    return made_once(tmp_path_factory, "mesh", learn)
 
 
 def learn(folder: Path) -> None:
     (folder / "mesh.py").write_bytes(MESH.read_bytes())
-    (folder / "four").write_text(FOUR)
-    (folder / "four").chmod(0o755)
     for seed in "123":
-        traincheck(folder, "collect", "-o", f"good{seed}", "--", "./four", "mesh.py", seed)
+        traincheck(folder, "collect", "-o", f"good{seed}", "--", *rank_starter(folder, 4), "mesh.py", seed)
     traincheck(folder, "infer", "good1", "good2", "good3", "-o", "book.jsonl")
 
 
 def run(mesh: Path, folder: str, *words: str, expect: int = 0) -> dict[str, Any]:
-    traincheck(mesh, "run", "-b", "book.jsonl", "-o", folder, "--", "./four", "mesh.py", *words, expect=expect)
+    command = ["run", "-b", "book.jsonl", "-o", folder, "--", *rank_starter(mesh, 4), "mesh.py", *words]
+    traincheck(mesh, *command, expect=expect)
     report: dict[str, Any] = json.loads((mesh / folder / "report.json").read_text())
     return report
 
@@ -78,7 +65,7 @@ def named(windows: list[Window], name: str) -> list[Change]:
 def test_a_good_run_is_clean_and_trains_as_without(mesh: Path) -> None:
     traincheck_run = [sys.executable, "-m", "traincheck", "run", "-b", "book.jsonl", "-o", "clean", "--"]
     plain, seen = (
-        subprocess.run([*words, "./four", "mesh.py", "7"], cwd=mesh, capture_output=True, text=True, timeout=300)
+        warm_commands.run([*words, *rank_starter(mesh, 4), "mesh.py", "7"], mesh, timeout=300)
         for words in ([], traincheck_run)
     )
     assert plain.returncode == seen.returncode == 0, seen.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rank_jobs import PROGRAM, SLOWLY, TORCHRUN, run
+import warm_commands
+from rank_jobs import PROGRAM, SLOWLY, rank_starter, run
 
 LONG = (
     PROGRAM.replace("range(2)", "range(100_000)")
@@ -35,9 +35,7 @@ class Job:
         self.home, self.path = home, home / name
         (home / "train.py").write_text(LONG)
         ours = [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "-o", name, *words, "--"]
-        self.process = subprocess.Popen(
-            [*ours, *TORCHRUN, "train.py", "7"], cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        self.process = warm_commands.start([*ours, *rank_starter(home), "train.py", "7"], home)
 
     def answers(self) -> list[dict[str, Any]]:
         answers = [json.loads(file.read_text()) for file in sorted(self.path.glob("controlled-*.json"))]
@@ -52,7 +50,7 @@ class Job:
 
     def ctl(self, *words: str) -> str:
         command = [sys.executable, "-m", "traincheck", "ctl", self.path.name, *words, "--wait", "60"]
-        done = subprocess.run(command, cwd=self.home, capture_output=True, text=True, timeout=120)
+        done = warm_commands.run(command, self.home, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import warm_commands
+from rank_jobs import TORCHRUN, rank_starter
 from traincheck.trace.folder import RunFolder
 
 PROGRAM = """
@@ -42,9 +45,9 @@ main("--dirty" not in sys.argv)
 """
 
 
-def launch(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run([*words, *torchrun, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+def launch(tmp_path: Path, *words: str, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    started = launcher or rank_starter(tmp_path)
+    return warm_commands.run([*words, *started, "train.py"], tmp_path, timeout=300)
 
 
 @pytest.mark.slow
@@ -53,7 +56,7 @@ def test_ranks_attach_and_train_as_without(tmp_path: Path) -> None:
     plain = launch(tmp_path)
     assert plain.returncode == 0, plain.stderr
     traincheck = [sys.executable, "-m", "traincheck"]
-    seen = launch(tmp_path, *traincheck, "collect", "-o", "run", "--")
+    seen = launch(tmp_path, *traincheck, "collect", "-o", "run", "--", launcher=TORCHRUN)
     assert seen.returncode == 0, seen.stderr
     assert sorted(seen.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     run = RunFolder.open(tmp_path / "run")
@@ -64,7 +67,7 @@ def test_ranks_attach_and_train_as_without(tmp_path: Path) -> None:
     trained = {rank: most for (rank, _), most in steps.items() if most}
     assert trained == {0: 12, 1: 12}
 
-    subprocess.run([*traincheck, "infer", "run", "-o", "book.jsonl"], cwd=tmp_path, check=True, capture_output=True)
+    warm_commands.run([*traincheck, "infer", "run", "-o", "book.jsonl"], tmp_path, check=True)
     checked = launch(tmp_path, *traincheck, "run", "--book", "book.jsonl", "-o", "again", "--")
     assert checked.returncode == 0, checked.stderr
     report = json.loads((tmp_path / "again" / "report.json").read_text())

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import warm_commands
+
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guarding-a-run.md").read_text(encoding="utf-8")
 CONTROL = GUIDE.partition("## Control without restart")[2].partition("\n## ")[0]
 
@@ -38,9 +40,7 @@ def blocks(language: str) -> list[str]:
 
 
 def traincheck(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "traincheck", *words], cwd=home, capture_output=True, text=True, timeout=120
-    )
+    return warm_commands.run([sys.executable, "-m", "traincheck", *words], cwd=home, timeout=120)
 
 
 @pytest.mark.slow
@@ -63,9 +63,7 @@ def test_the_commands_and_the_code_of_the_guide(tmp_path: Path) -> None:
         "100000",
         "0.02",
     ]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "traincheck", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
+    run = warm_commands.start([sys.executable, "-m", "traincheck", *words], tmp_path)
     try:
         deadline = time.monotonic() + 60
         while not any('"training": true' in file.read_text() for file in (tmp_path / "runs/big").glob("controlled*")):
@@ -83,5 +81,5 @@ def test_the_commands_and_the_code_of_the_guide(tmp_path: Path) -> None:
     assert (tmp_path / "last.pt").exists()
     (snapshot,) = (tmp_path / "runs/big/snapshots").iterdir()
     code = reading.replace("runs/big/snapshots/step-812-rank-0.pt", str(snapshot)) + "\nprint(sorted(norms))\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = warm_commands.run([sys.executable, "-c", code], tmp_path, check=True)
     assert done.stdout.strip() == "['Linear.bias', 'Linear.weight']"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from warm_commands import path_of_shell
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "trackers.md"
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -45,9 +46,8 @@ def project(tmp_path: Path) -> Path:
 
 def run(project: Path, line: str, **variables: str) -> str:
     """Return the output of a command that finds an error, without network access."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "MLFLOW_"))}
-    environ |= {"PATH": path, "COLUMNS": "100", "WANDB_MODE": "offline", "WANDB_DIR": str(project)}
+    environ |= {"PATH": path_of_shell(), "COLUMNS": "100", "WANDB_MODE": "offline", "WANDB_DIR": str(project)}
     environ |= {f"WANDB_{kind}_DIR": str(project / kind) for kind in ("CACHE", "CONFIG", "DATA")}
     environ |= {"MLFLOW_TRACKING_URI": str(project / "mlruns"), "MLFLOW_ALLOW_FILE_STORE": "true", **variables}
     done = subprocess.run(["bash", "-c", line], cwd=project, env=environ, capture_output=True, text=True)
