@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_jobs import PROGRAM, TORCHRUN, WITHOUT_DDP, learn, run
+from rank_jobs import PROGRAM, WITHOUT_DDP, learn, run
 from shared_artifacts import made_once
 
 
@@ -23,6 +23,6 @@ def compared_by_files(home: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
     def make(folder: Path) -> None:
         shutil.copy(home / "book.jsonl", folder)
-        run(folder, "run", PROGRAM.replace(*WITHOUT_DDP), "--compare-ranks", "files", expect=3, launcher=TORCHRUN)
+        run(folder, "run", PROGRAM.replace(*WITHOUT_DDP), "--compare-ranks", "files", expect=3)
 
     return made_once(tmp_path_factory, "ranks-compared-by-files", make)

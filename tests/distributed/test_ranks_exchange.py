@@ -53,7 +53,7 @@ def test_exchange_and_files_find_the_same_batches_on_both_ranks(home: Path) -> N
 @pytest.mark.slow
 def test_a_finding_of_the_first_rank_stops_all_of_them(home: Path) -> None:
     text = PROGRAM.replace(*WITHOUT_DDP).replace(*SLOWLY)
-    stopped = run(home, "exchange-stopped", text, *EXCHANGE, "--on-violation", "stop", expect=3, launcher=TORCHRUN)
+    stopped = run(home, "exchange-stopped", text, *EXCHANGE, "--on-violation", "stop", expect=3)
     assert 1 <= stopped["counts"]["steps"] < 24
     assert json.loads((home / "exchange-stopped" / "run.json").read_text())["stopped_by_us"] is True
 

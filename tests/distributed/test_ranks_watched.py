@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from processes import Running, until
-from rank_jobs import PROGRAM, TORCHRUN, WITHOUT_DDP, process_of_rank
+from rank_jobs import PROGRAM, WITHOUT_DDP, process_of_rank, rank_starter
 
 WAITS = ("time.sleep(0.5)", "while not Path(sys.argv[2]).exists(): time.sleep(0.05)")
 """At its end each rank waits for a file."""
@@ -22,7 +22,7 @@ def program(home: Path, text: str) -> None:
 @pytest.mark.slow
 def test_findings_about_several_ranks_are_seen_by_watch(home: Path) -> None:
     program(home, PROGRAM.replace(*WITHOUT_DDP))
-    words = ("run", "--book", "book.jsonl", "-o", "watched", "--", *TORCHRUN, "train.py", "7", "go")
+    words = ("run", "--book", "book.jsonl", "-o", "watched", "--", *rank_starter(home), "train.py", "7", "go")
     watch, run = Running(home, "watch", "watched"), Running(home, *words)
     try:
         watch.says("TrainCheck ERROR at step 1 between ranks 0, 1: Gradients of replicas differ between ranks")
@@ -39,7 +39,7 @@ def test_findings_about_several_ranks_are_seen_by_watch(home: Path) -> None:
 @pytest.mark.slow
 def test_a_hanging_rank_is_reported_as_silent(home: Path) -> None:
     program(home, PROGRAM.replace("optimizer.step()", "optimizer.step(); time.sleep(0.05)"))
-    words = ("collect", "-o", "hanging", "--", *TORCHRUN, "train.py", "7", "never")
+    words = ("collect", "-o", "hanging", "--", *rank_starter(home), "train.py", "7", "never")
     watch, run = Running(home, "watch", "hanging", "--heartbeat-timeout", "15"), Running(home, *words)
     try:
         os.kill(process_of_rank(home / "hanging", 1), signal.SIGSTOP)  # the heart of rank 0 goes on beating

@@ -15,7 +15,7 @@ import pytest
 import warm_commands
 from processes import Running, until
 from rank_jobs import PROGRAM as RANKS
-from rank_jobs import TORCHRUN
+from rank_jobs import rank_starter
 
 PROGRAM = """
 import sys
@@ -164,7 +164,7 @@ def test_an_interrupt_shows_the_results_so_far(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_all_ranks_end_in_the_same_step(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
-    done = verify(tmp_path, "--steps", "5", "--", *TORCHRUN, "ranks.py", "7")
+    done = verify(tmp_path, "--steps", "5", "--", *rank_starter(tmp_path), "ranks.py", "7")
     assert done.returncode == 0, done.stderr
     assert rows(done.stderr)["update again"] == ("SGD", 10, "agrees")
     assert "verified: nothing wrong found in 5 steps" in done.stderr and "Traceback" not in done.stderr
