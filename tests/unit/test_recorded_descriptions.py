@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from observed_process import Seen, observing
+from traincheck.sources.gradients import graphs
 from traincheck.sources.recording.descriptions import Descriptions, Schedule
 from traincheck.vocab.demand import EVERYTHING
 
@@ -100,6 +101,26 @@ def test_a_reader_that_begins_later_gets_all_descriptions() -> None:
     twice = [description for description in described(begin, lambda step: True) if description[1] == "parameters"]
     assert len(once) == 1
     assert twice == once * 2
+
+
+@pytest.mark.parametrize(("alternates", "again"), [(False, 1), (True, 5)])
+def test_graphs_that_were_all_the_same_are_described_once_for_a_later_reader(
+    monkeypatch: pytest.MonkeyPatch, alternates: bool, again: int
+) -> None:
+    """Graphs of one size that differed are described as often as at first."""
+    described_in: list[int] = []
+    describe = graphs.describe
+    monkeypatch.setattr(graphs, "describe", lambda *args: described_in.append(step) or describe(*args))
+    net = nn.Linear(8, 2)
+    with observing() as seen:
+        for step in range(1, 21):
+            outputs = net(torch.ones(4, 8))
+            (outputs.sigmoid() if alternates and step % 2 else outputs.tanh()).mean().backward()
+            if step == 10:
+                seen.recorder.repeat_reports()
+    assert seen.faults == []
+    # The size of the first graph is unknown: operations before it count.
+    assert described_in == [1, *range(2, 7), *range(11, 11 + again)]
 
 
 def test_the_model_of_a_new_optimizer_is_described_at_once() -> None:

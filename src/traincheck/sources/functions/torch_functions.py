@@ -242,6 +242,9 @@ class _ObservedFunction(NamedTuple):
 _NATIVE = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 _CALLS_BACK = frozenset(("torch.Tensor.apply_", "torch.Tensor.map_", "torch.Tensor.map2_"))
 
+_SHOWN = (torch.Tensor, tuple, list)
+"""Results of calls that a line may describe."""
+
 _REPLACED = _ObservedFunction((), None)
 """Stands for a function that the program put in place of a torch function."""
 
@@ -273,11 +276,6 @@ def _original(func: Any) -> Any:
 
 
 _MODE_HANDLER = torch.overrides.handle_torch_function.__code__
-
-
-def _may_show(result: Any) -> bool:
-    """Whether a line may describe a call with this result. Most calls read a plain attribute, such as a device."""
-    return result is None or (isinstance(result, (torch.Tensor, tuple, list)) and type(result) is not torch.Size)
 
 
 class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -396,7 +394,9 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             result = self.__torch_function__(func, types, args, kwargs)
         finally:
             self._inside_described = False
-        if self.describes and operations is not None and _may_show(result):
+        # Most calls read a plain attribute, such as a device, which no line shows.
+        shows = result is None or (isinstance(result, _SHOWN) and type(result) is not torch.Size)
+        if shows and self.describes and operations is not None:
             with torch._C.DisableTorchFunction():  # modes of the program do not see what TrainCheck reads
                 in_graph = type(result) is torch.Tensor and result.requires_grad and torch.is_grad_enabled()
                 if not in_graph:

@@ -39,8 +39,9 @@ class GraphSource:
         self._thread = 0
         self._backwards = 0
         self._described_nodes = 0
-        self._seen: dict[int, int] = {}
-        self._last_number = 0
+        self._seen: dict[int, int] = {}  # backwards by the size of their graph
+        self._texts: dict[int, set[int]] = {}  # hashes of the different descriptions of a size
+        self._last_number = self._size = 0
         self.describe: Callable[[Any, int], object] = _nothing
 
     def offers(self) -> str | None:
@@ -64,9 +65,9 @@ class GraphSource:
         return undo
 
     def _forget_reported(self) -> None:
-        """Describe graphs again that no reader of windows has got."""
+        """Describe graphs again that no reader of windows has got: once, if all graphs of a size were the same."""
         if self._graphs.forget_unread():
-            self._seen.clear()
+            self._seen = {size: OFTEN - 1 for size, texts in self._texts.items() if len(texts) == 1}
 
     def _describe(self, tensors: Any, call: int) -> None:
         """Report the graph that a backward starts from."""
@@ -91,16 +92,18 @@ class GraphSource:
                 for attribute, lines in zip((OPERATIONS, OPERATION_NUMBERS), both, strict=True)
                 if lines and attribute in self._attributes
             }
+        self._texts.setdefault(self._size, set()).add(hash(frozenset(texts)))
         self._report(call, texts)
 
     def _is_due(self) -> bool:
         """Whether to describe this graph, see `OFTEN`. Its size is the number of operations since the last backward."""
         number = self._next_number()
-        size, self._last_number = number - self._last_number, number
+        self._size, self._last_number = number - self._last_number, number
         self._backwards += 1
         if len(self._seen) > MAX_SIZES:
             self._seen.clear()
-        times = self._seen[size] = self._seen.get(size, 0) + 1
+            self._texts.clear()
+        times = self._seen[self._size] = self._seen.get(self._size, 0) + 1
         return (times <= OFTEN and self._described_nodes < MAX_TOTAL) or self._backwards % SELDOM == 0
 
     def _report(self, call: int, texts: Iterable[tuple[str, str, str]]) -> None:
