@@ -416,32 +416,25 @@ def origin_of(tensor: torch.Tensor) -> str:
             break
         node = node.next_functions[0][0] if node.next_functions else None
     name = "" if node is None else node.name()
-    if name in _SQUASHING:
+    if name.startswith(_SQUASHING):
         return SQUASHING
-    if name == "LogSoftmaxBackward0":
+    if name.startswith(LOG_SOFTMAX_NODE):
         return LOG_SOFTMAX
     return PRODUCT if name.startswith(PRODUCTS) else "other"
 
 
-_SQUASHING = ("SigmoidBackward0", "SoftmaxBackward0")
-PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward", "ConvolutionBackward")
-"""Beginnings of the names that autograd gives products of matrices and convolutions."""
-_VIEWS = (
-    "AliasBackward",
-    "CloneBackward",
-    "ExpandBackward",
-    "IndexBackward",
-    "PermuteBackward",
-    "ReshapeAliasBackward",
-    "SelectBackward",
-    "SliceBackward",
-    "SqueezeBackward",
-    "ToCopyBackward",
-    "TransposeBackward",
-    "UnsafeViewBackward",
-    "UnsqueezeBackward",
-    "ViewBackward",
-)
+_SQUASHING = ("SigmoidBackward", "SoftmaxBackward")
+LOG_SOFTMAX_NODE = "LogSoftmaxBackward"
+MATRICES, LINEAR, CONVOLUTION = ("AddmmBackward", "MmBackward"), "LinearBackward", "ConvolutionBackward"
+PRODUCTS = (*MATRICES, "BmmBackward", "BaddbmmBackward", LINEAR, CONVOLUTION)
+KEEP_ELEMENTS = ("AliasBackward", "CloneBackward", "ToCopyBackward")
+RESHAPES = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward")
+MOVE_DIMENSIONS = ("PermuteBackward", "TBackward", "TransposeBackward")
+TAKE_PARTS = ("SelectBackward", "SliceBackward", "UnsqueezeBackward")
+"""Beginnings of the names that autograd gives operations: products of matrices and convolutions, operations that keep
+all dimensions, that divide the elements into other dimensions, that move dimensions, and that take a part or add a
+dimension."""
+_VIEWS = (*KEEP_ELEMENTS, *RESHAPES, *MOVE_DIMENSIONS, *TAKE_PARTS, "ExpandBackward", "IndexBackward")
 _MAX_VIEWS = 8
 
 

@@ -14,16 +14,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-_SAME = ("AliasBackward", "CloneBackward", "ToCopyBackward")
-_RESHAPES = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward")
-_MOVES = ("PermuteBackward", "TBackward", "TransposeBackward")
-_PARTS = ("SelectBackward", "SliceBackward", "UnsqueezeBackward")
-_SCALES = ("DivBackward", "MulBackward")
-"""Beginnings of the names that autograd gives operations: those that keep all dimensions, that divide the elements into
-other dimensions, that move dimensions, that take a part or add a dimension, and that may scale scores."""
+from traincheck.sources.tensors.call_summaries import (
+    CONVOLUTION,
+    KEEP_ELEMENTS,
+    LINEAR,
+    LOG_SOFTMAX_NODE,
+    MATRICES,
+    MOVE_DIMENSIONS,
+    RESHAPES,
+    TAKE_PARTS,
+)
 
-_MATRICES, _LINEAR, _CONVOLUTION = ("AddmmBackward", "MmBackward"), "LinearBackward", "ConvolutionBackward"
-_LOG_SOFTMAX, _ACCUMULATE = "LogSoftmaxBackward", "AccumulateGrad"
+_SCALES = ("DivBackward", "MulBackward")
+"""Beginnings of the names of operations that may scale scores."""
+
+_ACCUMULATE = "AccumulateGrad"
 _MAX_STEPS = 10
 
 NO_DIMENSION = -1
@@ -71,7 +76,7 @@ def normalized_dimension(tensor: torch.Tensor) -> tuple[int, bool] | None:
     a layer if they are a product with one of its parameters, perhaps scaled.
     """
     path = _path_to(tensor.grad_fn, tuple(tensor.shape))
-    if path is None or not path.maker.name().startswith(_LOG_SOFTMAX):
+    if path is None or not path.maker.name().startswith(LOG_SOFTMAX_NODE):
         return None
     places = [path.place_of(dimension) for dimension in range(tensor.dim())]
     normalized = _signed(path.maker._saved_dim) % len(path.sizes)
@@ -105,13 +110,13 @@ def _classes_of(tensor: torch.Tensor) -> int:
 def _path_to(node: Any, sizes: tuple[int, ...], *, scaled: bool = False, normalized: bool = False) -> _Path | None:
     """The way from a tensor back to what computed its elements. With `scaled` and `normalized`, factors and a
     log-softmax count as arrangements. None if it is too long."""
-    others = (*(_SCALES if scaled else ()), *((_LOG_SOFTMAX,) if normalized else ()))
+    others = (*(_SCALES if scaled else ()), *((LOG_SOFTMAX_NODE,) if normalized else ()))
     steps: list[_Step] = []
     while node is not None and len(steps) < _MAX_STEPS:
         name = node.name()
         taken = [before for before, _ in node.next_functions if before is not None]
         is_other = name.startswith(others) and len(taken) == 1
-        if not is_other and not name.startswith((*_SAME, *_RESHAPES, *_MOVES, *_PARTS)):
+        if not is_other and not name.startswith((*KEEP_ELEMENTS, *RESHAPES, *MOVE_DIMENSIONS, *TAKE_PARTS)):
             return _Path(node, sizes, steps)
         steps.append(_Step(node, sizes, sizes if is_other else _sizes_before(node, sizes)))
         sizes, node = steps[-1].before, taken[0] if taken else None
@@ -120,12 +125,12 @@ def _path_to(node: Any, sizes: tuple[int, ...], *, scaled: bool = False, normali
 
 def _sizes_before(node: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
     name = node.name()
-    if name.startswith((*_RESHAPES, "SelectBackward", "SliceBackward")):
+    if name.startswith((*RESHAPES, "SelectBackward", "SliceBackward")):
         return tuple(node._saved_self_sym_sizes)
     if name.startswith("UnsqueezeBackward"):
         added = _signed(node._saved_dim) % len(sizes)
         return sizes[:added] + sizes[added + 1 :]
-    if name.startswith(_MOVES):
+    if name.startswith(MOVE_DIMENSIONS):
         order = _order(node, len(sizes))
         return tuple(sizes[order.index(place)] for place in range(len(sizes)))
     return sizes
@@ -135,14 +140,14 @@ def _place_before(step: _Step, place: int) -> int | None:
     """The place that a dimension had before an operation; None if unknown."""
     node, after, before = step
     name = node.name()
-    if name.startswith(_RESHAPES):
+    if name.startswith(RESHAPES):
         return _in_other_shape(after, place, before)
     if name.startswith("SelectBackward"):
         return place + (_signed(node._saved_dim) % len(before) <= place)
     if name.startswith("UnsqueezeBackward"):
         added = _signed(node._saved_dim) % len(after)
         return None if place == added else place - (added < place)
-    return _order(node, len(after))[place] if name.startswith(_MOVES) else place
+    return _order(node, len(after))[place] if name.startswith(MOVE_DIMENSIONS) else place
 
 
 def _order(node: Any, count: int) -> list[int]:
@@ -171,19 +176,19 @@ def _merges(step: _Step, place: int) -> bool:
     after, before = step.after, step.before
     strides = {math.prod(before[other:]) for other in range(len(before) + 1)}
     is_whole = {math.prod(after[place:]), math.prod(after[place + 1 :])} <= strides
-    return is_whole or not step.node.name().startswith(_RESHAPES)
+    return is_whole or not step.node.name().startswith(RESHAPES)
 
 
 def _features_of(path: _Path) -> int | None:
     """The dimension of the outputs of a layer, if one computed the elements: a product with a parameter."""
     node = path.maker
     name, operands = node.name(), [operand for operand, _ in node.next_functions]
-    if name.startswith(_MATRICES):
+    if name.startswith(MATRICES):
         first, second = operands[-2:]
         return len(path.sizes) - 1 if _is_parameter(second) else 0 if _is_parameter(first) else None
-    if name.startswith(_LINEAR) and _is_parameter(operands[1]):
+    if name.startswith(LINEAR) and _is_parameter(operands[1]):
         return len(path.sizes) - 1
-    return 1 if name.startswith(_CONVOLUTION) and _is_parameter(operands[1]) else None
+    return 1 if name.startswith(CONVOLUTION) and _is_parameter(operands[1]) else None
 
 
 def _is_parameter(node: Any) -> bool:
@@ -191,7 +196,7 @@ def _is_parameter(node: Any) -> bool:
     for _ in range(_MAX_STEPS):
         if node is None or node.name().endswith(_ACCUMULATE):
             return node is not None
-        if not node.name().startswith((*_SAME, *_MOVES)):
+        if not node.name().startswith((*KEEP_ELEMENTS, *MOVE_DIMENSIONS)):
             return False
         node = node.next_functions[0][0]
     return False
