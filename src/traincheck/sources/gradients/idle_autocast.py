@@ -17,7 +17,6 @@ import torch
 from traincheck.sources.recording.context_facts import autocast_dtype
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.call_summaries import PRODUCTS
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.builtin_rules import AUTOCAST, IDLE_REGION
 from traincheck.vocab.events import Reading
@@ -96,6 +95,8 @@ class IdleAutocast(RecorderListener):
 
 def _has_products_without_casts(roots: list[Any]) -> bool:
     """Whether a graph has matrix products in single precision and casts nothing."""
+    from traincheck.sources.tensors.origins import PRODUCTS  # not before a backward after autocast
+
     waiting, seen, has_products = list(roots), set(roots), False
     while waiting:
         node = waiting.pop()

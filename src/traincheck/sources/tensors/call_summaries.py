@@ -28,7 +28,6 @@ from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprint
 from traincheck.sources.tensors.storages import Storages, version_of
 from traincheck.sources.tensors.value_facts import ValueRequest, readable, readable_memory, value_facts
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.builtin_rules import LOG_SOFTMAX, PRODUCT, SQUASHING
 from traincheck.vocab.demand import ARGUMENTS, TENSOR_VALUES, TENSORS, Demand
 from traincheck.vocab.events import MODULE, PROJECT, RESULT, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue
@@ -381,61 +380,14 @@ def _measure(memory: Sequence[torch.Tensor | None], request: ValueRequest) -> li
 
 
 def _with_origin(reading: TensorReading, tensor: torch.Tensor) -> TensorReading:
-    """The reading of a result of autograd, with the fact `origin`, and those of its log-softmax."""
-    origin, facts = origin_of(tensor), reading.facts
-    added: dict[str, FactValue] = {"origin": origin}
-    is_reshaped = origin == PRODUCT and not tensor.grad_fn.name().startswith(PRODUCTS)
-    if is_reshaped or origin == LOG_SOFTMAX:
-        added.update(_facts_of_classes(tensor, origin))
+    """The reading of a result of autograd, with the facts of its origin."""
+    from traincheck.sources.tensors.origins import origin_facts  # not before the first loss
+
+    facts, added = reading.facts, origin_facts(tensor)
     if isinstance(facts, DeferredValue):
         interpret = facts.interpret
         return reading._replace(facts=facts._replace(interpret=lambda *numbers: {**interpret(*numbers), **added}))
     return reading._replace(facts={**facts, **added})  # also if the values are too many to be read
-
-
-def _facts_of_classes(tensor: torch.Tensor, origin: str) -> dict[str, FactValue]:
-    """What became of the dimension of classes between a layer and a loss. See class_dimension.py."""
-    from traincheck.sources.tensors import class_dimension  # many programs never need it
-
-    try:
-        added: dict[str, FactValue] = {"mixed_classes": True} if class_dimension.mixes_classes(tensor) else {}
-        normalized = class_dimension.normalized_dimension(tensor) if origin == LOG_SOFTMAX else None
-    except (AttributeError, IndexError, RuntimeError, TypeError):
-        return {}  # an operation of another release of torch, or of a kind of tensor without plain sizes
-    if normalized is not None:
-        added["normalized_over"], added["of_layer"] = normalized
-    return added
-
-
-def origin_of(tensor: torch.Tensor) -> str:
-    """What computed the tensor: `squashing` (a sigmoid or a softmax), `log-softmax`, `product` (of matrices, or a
-    convolution), or `other`. Views and conversions behind it do not matter."""
-    node = tensor.grad_fn
-    for _ in range(_MAX_VIEWS):
-        if node is None or not node.name().startswith(_VIEWS):
-            break
-        node = node.next_functions[0][0] if node.next_functions else None
-    name = "" if node is None else node.name()
-    if name.startswith(_SQUASHING):
-        return SQUASHING
-    if name.startswith(LOG_SOFTMAX_NODE):
-        return LOG_SOFTMAX
-    return PRODUCT if name.startswith(PRODUCTS) else "other"
-
-
-_SQUASHING = ("SigmoidBackward", "SoftmaxBackward")
-LOG_SOFTMAX_NODE = "LogSoftmaxBackward"
-MATRICES, LINEAR, CONVOLUTION = ("AddmmBackward", "MmBackward"), "LinearBackward", "ConvolutionBackward"
-PRODUCTS = (*MATRICES, "BmmBackward", "BaddbmmBackward", LINEAR, CONVOLUTION)
-KEEP_ELEMENTS = ("AliasBackward", "CloneBackward", "ToCopyBackward")
-RESHAPES = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward")
-MOVE_DIMENSIONS = ("PermuteBackward", "TBackward", "TransposeBackward")
-TAKE_PARTS = ("SelectBackward", "SliceBackward", "UnsqueezeBackward")
-"""Beginnings of the names that autograd gives operations: products of matrices and convolutions, operations that keep
-all dimensions, that divide the elements into other dimensions, that move dimensions, and that take a part or add a
-dimension."""
-_VIEWS = (*KEEP_ELEMENTS, *RESHAPES, *MOVE_DIMENSIONS, *TAKE_PARTS, "ExpandBackward", "IndexBackward")
-_MAX_VIEWS = 8
 
 
 def _argument_changes(before: list[_Argument]) -> list[tuple[int, TensorReading]]:

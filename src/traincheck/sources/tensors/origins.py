@@ -1,6 +1,6 @@
-"""Follows the dimension of classes from the input of a loss back to its log-softmax and to the layer of its scores.
+"""Finds what computed the input of a loss, and follows its classes back to their log-softmax and to their layer.
 
-Between them, a program may move, merge, add and select dimensions. So each dimension is followed back through these
+Between these, a program may move, merge, add and select dimensions. So each dimension is followed back through these
 operations in the graph of autograd. Reading their sizes reads no values.
 
 Known limitations: a dimension of size one has no position in a reshaped tensor, and indices may do anything. Where a
@@ -14,19 +14,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.tensors.call_summaries import (
-    CONVOLUTION,
-    KEEP_ELEMENTS,
-    LINEAR,
-    LOG_SOFTMAX_NODE,
-    MATRICES,
-    MOVE_DIMENSIONS,
-    RESHAPES,
-    TAKE_PARTS,
-)
+from traincheck.vocab.builtin_rules import LOG_SOFTMAX, PRODUCT, SQUASHING
+from traincheck.vocab.facts import FactValue
 
+_SQUASHING = ("SigmoidBackward", "SoftmaxBackward")
+_LOG_SOFTMAX = "LogSoftmaxBackward"
+_MATRICES, _LINEAR, _CONVOLUTION = ("AddmmBackward", "MmBackward"), "LinearBackward", "ConvolutionBackward"
+PRODUCTS = (*_MATRICES, "BmmBackward", "BaddbmmBackward", _LINEAR, _CONVOLUTION)
+_SAME = ("AliasBackward", "CloneBackward", "ToCopyBackward")
+_RESHAPES = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward")
+_MOVES = ("PermuteBackward", "TBackward", "TransposeBackward")
+_PARTS = ("SelectBackward", "SliceBackward", "UnsqueezeBackward")
+"""Beginnings of the names that autograd gives operations: products of matrices and convolutions, operations that keep
+all dimensions, that divide the elements into other dimensions, that move dimensions, and that take a part or add a
+dimension."""
+_VIEWS = (*_SAME, *_RESHAPES, *_MOVES, *_PARTS, "ExpandBackward", "IndexBackward")
 _SCALES = ("DivBackward", "MulBackward")
-"""Beginnings of the names of operations that may scale scores."""
+"""Operations that may scale scores."""
 
 _ACCUMULATE = "AccumulateGrad"
 _MAX_STEPS = 10
@@ -68,6 +72,42 @@ class _Path(NamedTuple):
         return None, dimension
 
 
+def origin_facts(tensor: torch.Tensor) -> dict[str, FactValue]:
+    """The fact `origin` of a result of autograd, and what became of its classes between a layer and a loss."""
+    origin = origin_of(tensor)
+    added: dict[str, FactValue] = {"origin": origin}
+    is_reshaped = origin == PRODUCT and not tensor.grad_fn.name().startswith(PRODUCTS)
+    if not is_reshaped and origin != LOG_SOFTMAX:
+        return added
+    try:
+        if mixes_classes(tensor):
+            added["mixed_classes"] = True
+        normalized = normalized_dimension(tensor) if origin == LOG_SOFTMAX else None
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return {
+            "origin": origin
+        }  # an operation of another release of torch, or of a kind of tensor without plain sizes
+    if normalized is not None:
+        added["normalized_over"], added["of_layer"] = normalized
+    return added
+
+
+def origin_of(tensor: torch.Tensor) -> str:
+    """What computed the tensor: `squashing` (a sigmoid or a softmax), `log-softmax`, `product` (of matrices, or a
+    convolution), or `other`. Views and conversions behind it do not matter."""
+    node = tensor.grad_fn
+    for _ in range(_MAX_STEPS):
+        if node is None or not node.name().startswith(_VIEWS):
+            break
+        node = node.next_functions[0][0] if node.next_functions else None
+    name = "" if node is None else node.name()
+    if name.startswith(_SQUASHING):
+        return SQUASHING
+    if name.startswith(_LOG_SOFTMAX):
+        return LOG_SOFTMAX
+    return PRODUCT if name.startswith(PRODUCTS) else "other"
+
+
 def normalized_dimension(tensor: torch.Tensor) -> tuple[int, bool] | None:
     """The dimension of `tensor` over which its log-softmax ran, and whether a layer computed the scores.
 
@@ -76,7 +116,7 @@ def normalized_dimension(tensor: torch.Tensor) -> tuple[int, bool] | None:
     a layer if they are a product with one of its parameters, perhaps scaled.
     """
     path = _path_to(tensor.grad_fn, tuple(tensor.shape))
-    if path is None or not path.maker.name().startswith(LOG_SOFTMAX_NODE):
+    if path is None or not path.maker.name().startswith(_LOG_SOFTMAX):
         return None
     places = [path.place_of(dimension) for dimension in range(tensor.dim())]
     normalized = _signed(path.maker._saved_dim) % len(path.sizes)
@@ -110,13 +150,13 @@ def _classes_of(tensor: torch.Tensor) -> int:
 def _path_to(node: Any, sizes: tuple[int, ...], *, scaled: bool = False, normalized: bool = False) -> _Path | None:
     """The way from a tensor back to what computed its elements. With `scaled` and `normalized`, factors and a
     log-softmax count as arrangements. None if it is too long."""
-    others = (*(_SCALES if scaled else ()), *((LOG_SOFTMAX_NODE,) if normalized else ()))
+    others = (*(_SCALES if scaled else ()), *((_LOG_SOFTMAX,) if normalized else ()))
     steps: list[_Step] = []
     while node is not None and len(steps) < _MAX_STEPS:
         name = node.name()
         taken = [before for before, _ in node.next_functions if before is not None]
         is_other = name.startswith(others) and len(taken) == 1
-        if not is_other and not name.startswith((*KEEP_ELEMENTS, *RESHAPES, *MOVE_DIMENSIONS, *TAKE_PARTS)):
+        if not is_other and not name.startswith((*_SAME, *_RESHAPES, *_MOVES, *_PARTS)):
             return _Path(node, sizes, steps)
         steps.append(_Step(node, sizes, sizes if is_other else _sizes_before(node, sizes)))
         sizes, node = steps[-1].before, taken[0] if taken else None
@@ -125,12 +165,12 @@ def _path_to(node: Any, sizes: tuple[int, ...], *, scaled: bool = False, normali
 
 def _sizes_before(node: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
     name = node.name()
-    if name.startswith((*RESHAPES, "SelectBackward", "SliceBackward")):
+    if name.startswith((*_RESHAPES, "SelectBackward", "SliceBackward")):
         return tuple(node._saved_self_sym_sizes)
     if name.startswith("UnsqueezeBackward"):
         added = _signed(node._saved_dim) % len(sizes)
         return sizes[:added] + sizes[added + 1 :]
-    if name.startswith(MOVE_DIMENSIONS):
+    if name.startswith(_MOVES):
         order = _order(node, len(sizes))
         return tuple(sizes[order.index(place)] for place in range(len(sizes)))
     return sizes
@@ -140,14 +180,14 @@ def _place_before(step: _Step, place: int) -> int | None:
     """The place that a dimension had before an operation; None if unknown."""
     node, after, before = step
     name = node.name()
-    if name.startswith(RESHAPES):
+    if name.startswith(_RESHAPES):
         return _in_other_shape(after, place, before)
     if name.startswith("SelectBackward"):
         return place + (_signed(node._saved_dim) % len(before) <= place)
     if name.startswith("UnsqueezeBackward"):
         added = _signed(node._saved_dim) % len(after)
         return None if place == added else place - (added < place)
-    return _order(node, len(after))[place] if name.startswith(MOVE_DIMENSIONS) else place
+    return _order(node, len(after))[place] if name.startswith(_MOVES) else place
 
 
 def _order(node: Any, count: int) -> list[int]:
@@ -176,19 +216,19 @@ def _merges(step: _Step, place: int) -> bool:
     after, before = step.after, step.before
     strides = {math.prod(before[other:]) for other in range(len(before) + 1)}
     is_whole = {math.prod(after[place:]), math.prod(after[place + 1 :])} <= strides
-    return is_whole or not step.node.name().startswith(RESHAPES)
+    return is_whole or not step.node.name().startswith(_RESHAPES)
 
 
 def _features_of(path: _Path) -> int | None:
     """The dimension of the outputs of a layer, if one computed the elements: a product with a parameter."""
     node = path.maker
     name, operands = node.name(), [operand for operand, _ in node.next_functions]
-    if name.startswith(MATRICES):
+    if name.startswith(_MATRICES):
         first, second = operands[-2:]
         return len(path.sizes) - 1 if _is_parameter(second) else 0 if _is_parameter(first) else None
-    if name.startswith(LINEAR) and _is_parameter(operands[1]):
+    if name.startswith(_LINEAR) and _is_parameter(operands[1]):
         return len(path.sizes) - 1
-    return 1 if name.startswith(CONVOLUTION) and _is_parameter(operands[1]) else None
+    return 1 if name.startswith(_CONVOLUTION) and _is_parameter(operands[1]) else None
 
 
 def _is_parameter(node: Any) -> bool:
@@ -196,7 +236,7 @@ def _is_parameter(node: Any) -> bool:
     for _ in range(_MAX_STEPS):
         if node is None or node.name().endswith(_ACCUMULATE):
             return node is not None
-        if not node.name().startswith((*KEEP_ELEMENTS, *MOVE_DIMENSIONS)):
+        if not node.name().startswith((*_SAME, *_MOVES)):
             return False
         node = node.next_functions[0][0]
     return False
