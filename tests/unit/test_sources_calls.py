@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from traincheck.vocab.events import NO_CALL, Call
 from traincheck.vocab.facts import value_of
 
 LINEAR = "torch.nn.functional.linear"
+OPERATIONS = (torch.sin, torch.cos, torch.asinh, torch.erf, torch.sigmoid, torch.tanh, torch.atan, torch.expm1)
 
 
 def only(seen: Seen, name: str) -> Call:
@@ -303,3 +305,16 @@ def test_long_texts_and_large_numbers_are_not_recorded() -> None:
 
 def takes(value: object) -> None:
     assert value is not NotImplemented
+
+
+# -- warnings of the program -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("default:seen once:UserWarning")
+def test_naming_a_function_does_not_show_a_warning_of_the_program_again(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.ones(2)
+    with observing():
+        for operation in OPERATIONS:
+            operation(x)
+            warnings.warn("seen once", stacklevel=1)
+    assert len(recwarn) == 1

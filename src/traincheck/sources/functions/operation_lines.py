@@ -21,7 +21,7 @@ import torch
 
 from traincheck.sources.functions.function_owners import FunctionOwners
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.recording.api_names import function_name
+from traincheck.sources.recording.api_names import function_name, listed_name
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.reading import dtype_name
 from traincheck.vocab.bounded_cache import BoundedCache
@@ -220,7 +220,7 @@ def _function_of(func: Any) -> _Function:
 
 def _short_name(func: Any) -> str:
     """`mul` for `torch.Tensor.mul`; empty for functions that no line shows."""
-    resolved = torch.overrides.resolve_name(func)
+    resolved = listed_name(func)
     if resolved is None:
         return ""
     if resolved in _VIEWS:

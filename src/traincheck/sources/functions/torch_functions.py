@@ -26,8 +26,10 @@ from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import (
     PACKED,
     RECURRENT,
+    build_tables,
     function_name,
     parameter_names,
+    testing_overrides,
     torch_parameter_names,
 )
 from traincheck.sources.recording.context_facts import CallContext, call_context_facts, result_facts, with_fact
@@ -75,9 +77,7 @@ class TorchFunctionSource:
         self._catalog = catalog
         self._mode: _RecordingMode | None = None
         self._gate: SamplingGate | None = None
-        # torch caches these tables on first use. Build them now, so that they hold torch functions and not wrappers.
-        for table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
-            getattr(torch.overrides, table)()
+        build_tables()
 
     def offers(self) -> str | None:
         return None
@@ -137,7 +137,7 @@ class TorchFunctionSource:
 
     def _wrap_init(self, demand: Demand, recorder: Recorder, undo: UndoStack) -> None:
         """Wrap the initialisation functions that modes do not see."""
-        seen_by_modes = torch.overrides.get_testing_overrides()
+        seen_by_modes = testing_overrides()
         for name, function in vars(torch.nn.init).items():
             levels = (f"{INIT}.{name}",)
             public = name.endswith("_") and not name.startswith("_") and callable(function)

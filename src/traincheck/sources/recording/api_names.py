@@ -1,4 +1,10 @@
-"""Names APIs in events: the public name of a class or function, at every level of its base classes."""
+"""Names APIs in events: the public name of a class or function, at every level of its base classes.
+
+Note [Filters of warnings]
+Python shows a warning of a line once, and again after any change of the filters. `torch.overrides.resolve_name` sets a
+filter in each call. So a program would show its warnings again for each function that TrainCheck names. Here its
+undecorated function is called, and the table of signatures is kept.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +80,39 @@ def levels(cls: type, method: str, top: type) -> tuple[str, ...]:
     return names
 
 
+def build_tables() -> None:
+    """Have torch build its tables of functions now, so that they hold torch functions and no wrappers of ours."""
+    for table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
+        getattr(torch.overrides, table)()
+    _resolver(), testing_overrides()
+
+
+def listed_name(function: Any) -> str | None:
+    """The name of a function in torch's tables. See Note [Filters of warnings]."""
+    name = _resolver()(function)
+    return None if name is None else str(name)
+
+
+@functools.cache
+def _resolver() -> Callable[[Any], Any]:
+    resolve = torch.overrides.resolve_name
+    resolve(torch.add)  # builds the table of names, which warns of deprecated functions
+    undecorated: Callable[[Any], Any] = getattr(resolve, "__wrapped__", resolve)
+    return undecorated
+
+
+@functools.cache
+def testing_overrides() -> dict[Any, Any]:
+    """torch's table of functions that can be overridden, with the signatures of those in C++."""
+    return dict(torch.overrides.get_testing_overrides())
+
+
 def function_name(function: Any) -> str | None:
     """The public name of a torch function, None for attribute reads and private helpers."""
-    name = torch.overrides.resolve_name(function)
+    name = listed_name(function)
     if name is None or name.endswith((".__get__", ".__delete__")) or "._" in name.replace(".__", "."):
         return None
-    return str(name)
+    return name
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -108,5 +141,5 @@ def torch_parameter_names(function: Any, name: str) -> tuple[str, ...]:
     """
     if name in RECURRENT:
         return PADDED
-    names = parameter_names(torch.overrides.get_testing_overrides().get(function, function))
+    names = parameter_names(testing_overrides().get(function, function))
     return ("self", *names[1:]) if name.startswith("torch.Tensor.") and names else names
