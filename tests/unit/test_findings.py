@@ -17,6 +17,16 @@ from traincheck.checking.outcome_files import read_outcome, save_outcome
 from traincheck.checking.results import combine
 from traincheck.diagnoses.catalogue import diagnose
 from traincheck.invariants.book import Book
+from traincheck.vocab.builtin_rules import (
+    GRAD,
+    IS_CALLED,
+    LOGITS,
+    NOT_ZERO_FOR_LONG,
+    REPORTED,
+    SCORES,
+    STRETCH,
+    UNUSED_LAYERS,
+)
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import Clause, Invariant
 from traincheck.vocab.occasion import Property, Subject
@@ -140,3 +150,17 @@ def test_a_finding_shows_what_differs_by_other_rules_about_sets(new_invariant: N
     many = [about(f"main{number}", 1, 0, f"here f{number}") for number in range(9)]
     (finding,) = group([leading, *many])
     assert finding.observed.count("; also ") == MAX_OTHER_SETS
+
+
+def test_a_layer_that_is_never_called_does_not_hide_another_error(new_invariant: NewInvariant) -> None:
+    def about(prop: Property, subject: Subject, *variables: str) -> Violation:
+        return Violation(new_invariant(prop, subject=subject), 1, 0, 0, 1, "train", 1, None, "", variables)
+
+    uncalled = about(IS_CALLED, Subject(UNUSED_LAYERS, REPORTED), "Generator.embedding")
+    squashed = about(SCORES, Subject("torch.nn.functional.cross_entropy", LOGITS))
+    of_the_layer = about(NOT_ZERO_FOR_LONG, Subject(GRAD, STRETCH), "Generator.embedding")
+    findings = group([uncalled, squashed, of_the_layer])
+    assert [(finding.diagnosis, len(finding.invariants)) for finding in findings] == [
+        ("layer-never-called", 2),
+        ("unexpected-loss-input", 1),
+    ]

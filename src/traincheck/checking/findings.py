@@ -3,7 +3,8 @@
 Note [Grouping]
 One defect breaks many rules, most of them in the step in which it first shows, some a step later (a rule about a cycle
 fails at its end). So violations that begin within `ECHO_STEPS` of the first step of the leading violation join its
-finding, unless their diagnosis stands alone. The leading violation has the highest severity, then the earliest step,
+finding. A diagnosis that stands alone joins, and is joined by, only violations about the same variables and those that
+only say that a run differs from good runs. The leading violation has the highest severity, then the earliest step,
 then the diagnosis with the lowest priority number. A diagnosis that only says that a run differs from good runs leaves
 the lead to a more specific one that begins within `ECHO_STEPS`.
 """
@@ -112,11 +113,17 @@ def _echoes(history: _RuleHistory, leader: _RuleHistory) -> bool:
     delay = history.first.step - leader.first.step
     if delay >= 0 and _same_trouble(history.diagnosis, leader.diagnosis):
         return True
-    if history.diagnosis.stands_alone or leader.diagnosis.stands_alone:
+    alone = history.diagnosis.stands_alone or leader.diagnosis.stands_alone
+    if alone and not (_only_compares(history, leader) or set(history.variables) & set(leader.variables)):
         return False
     if history.first.invariant.severity == NOTICE and delay >= 0:
         return delay <= ECHO_STEPS
     return abs(delay) <= ECHO_STEPS
+
+
+def _only_compares(history: _RuleHistory, leader: _RuleHistory) -> bool:
+    """Whether a violation only says that the run differs from good runs, which follows from the leading one."""
+    return not history.diagnosis.stands_alone and history.diagnosis.priority >= COMPARES > leader.diagnosis.priority
 
 
 def _same_trouble(diagnosis: Diagnosis, other: Diagnosis) -> bool:

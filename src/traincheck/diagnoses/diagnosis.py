@@ -83,7 +83,8 @@ class Diagnosis:
     `slug` is its stable name; `title`, `problem` (what is wrong) and `advice` (what to check, the likeliest first) are
     what a finding shows. `example` is a piece of code or output with this trouble. Of several diagnoses that begin in
     the same step, the one with the lowest `priority` leads the finding, for `priority_reason`. A diagnosis that
-    `stands_alone` neither causes others nor follows from them, so TrainCheck reports it as a finding of its own.
+    `stands_alone` neither causes others nor follows from them, so TrainCheck reports it as a finding of its own, with
+    those about the same variables.
     `former_titles` are titles in reports of older versions. `url` is a page that you host about it.
     """
 

@@ -17,6 +17,7 @@ DIAGNOSIS = Diagnosis(
     explains=(Match(verb=IS_CALLED.verb, object=IS_CALLED.object, detail=IS_CALLED.detail),),
     priority=4,
     priority_reason="It says which part of the model does not learn.",
+    stands_alone=True,
     example="""\
 class Block(nn.Module):
     def __init__(self):
