@@ -11,7 +11,10 @@ DIAGNOSIS = Diagnosis(
     problem="The root mean square of the layer's result is far from that of its weight. The layer divides by "
     "something else than the deviation or root mean square (an L2 norm, a sum), or over another "
     "dimension.",
-    advice=("Check the forward method of this layer: what does it divide by, and over which dimension?",),
+    advice=(
+        "Check the forward method of this layer: what does it divide by, and over which dimension?",
+        "For a layer of torch, check eps. It is the second argument: BatchNorm1d(64, 0.8) sets eps, not momentum.",
+    ),
     explains=(Match(verb=SCALED.verb, object=SCALED.object),),
     priority=10,
     priority_reason="The model trains; other defects stop it from learning.",
