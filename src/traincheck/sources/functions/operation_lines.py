@@ -224,8 +224,8 @@ def _short_name(func: Any) -> str:
     if resolved is None:
         return ""
     if resolved in _VIEWS:
-        name = resolved.removeprefix("torch.Tensor.")
-        return name if name == _GRAD else "view"
+        view = resolved.removeprefix("torch.Tensor.")
+        return view if view == _GRAD else "view"
     name = resolved if resolved.endswith(".__set__") else function_name(func)
     if name is None:
         return ""
