@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from observed_process import Seen, observing
 from small_trainings import Model
 from traincheck.sources.functions.project_functions import MAX_CALLS
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.vocab.call_kinds import LAYERED, NORMALISATION, taking
 from traincheck.vocab.demand import ARGUMENTS, TENSOR_VALUES, TENSORS, Demand
 from traincheck.vocab.events import NO_CALL, Call
@@ -305,6 +306,24 @@ def test_long_texts_and_large_numbers_are_not_recorded() -> None:
 
 def takes(value: object) -> None:
     assert value is not NotImplemented
+
+
+class FastWeights(nn.Module):
+    """Learns from copies of its weights, and returns a list of parameters instead of an iterator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(4, 3), torch.zeros(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, *self.weights)
+
+    def parameters(self, recurse: bool = True) -> nn.ParameterList:  # type: ignore[override]
+        return self.weights
+
+
+def test_a_model_may_return_a_list_of_parameters() -> None:
+    assert VariableCatalog().module_name(FastWeights()) == "FastWeights"
 
 
 # -- warnings of the program -----------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def _model_of(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -
 
 
 def _model(module: nn.Module) -> nn.Module | None:
-    return module if next(module.parameters(), None) is not None else None
+    return module if next(iter(module.parameters()), None) is not None else None
 
 
 def _referred_to(function: FunctionType) -> Iterator[Any]:

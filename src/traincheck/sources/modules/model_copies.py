@@ -143,7 +143,7 @@ class ModelCopies(RecorderListener):
     def _look_at(self, module: nn.Module) -> None:
         """Compare a model that is called without gradients, if it or a trained model may have changed."""
         model = wrapped_model(module)
-        first = next(model.parameters(), None)
+        first = next(iter(model.parameters()), None)
         if first is None or nn.parameter.is_lazy(first):
             return
         name = self._catalog.model_name(model)

@@ -41,7 +41,7 @@ def unused_layers(model: nn.Module, outermost: str) -> Iterator[str]:
         if not mentioned.isdisjoint(_OTHER_WAYS):
             continue
         for name, layer in module._modules.items():
-            if layer is not None and name not in mentioned and next(layer.parameters(), None) is not None:
+            if layer is not None and name not in mentioned and next(iter(layer.parameters()), None) is not None:
                 yield ".".join(filter(None, (outermost, plain_name(path), name)))
 
 

@@ -249,7 +249,7 @@ class VariableCatalog:
         if entry is not None and entry[0]() is module:
             return entry[1]
         self.live_modules.add(module)
-        if next(module.parameters(), None) is not None:  # a loss built in every step is not worth a search
+        if next(iter(module.parameters()), None) is not None:  # a loss built in every step is not worth a search
             self.refresh_modules()
         entry = self._modules.get(id(module))
         if entry is None or entry[0]() is not module:

@@ -85,7 +85,7 @@ class MarkSource:
 
     def _note_call(self, module: nn.Module, args: Any) -> None:
         """Note in which precision a model computes."""
-        first = next(module.parameters(), None)
+        first = next(iter(module.parameters()), None)
         if first is None:
             return
         device = first.device.type

@@ -171,7 +171,7 @@ class ReplaySource(ExperimentSource, RecorderListener):
             call.shared_calls += any(id(parameter) in call.versions for parameter in module.parameters())
         if not (module.training and torch.is_grad_enabled() and self._should_replay()):
             return
-        if next(module.parameters(), None) is None:
+        if next(iter(module.parameters()), None) is None:
             return
         name = self._catalog.module_name(module)
         history = self._history_of(name, module)

@@ -126,7 +126,7 @@ class InputSource(ExperimentSource):
             self._on_detach()
         self._open = None
         name = self._catalog.module_name(module)
-        if name in self._names or next(module.parameters(), None) is None:
+        if name in self._names or next(iter(module.parameters()), None) is None:
             return
         self._names.add(name)
         self._thread = threading.get_ident()
