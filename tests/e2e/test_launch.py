@@ -334,7 +334,9 @@ def wait_for(path: Path) -> None:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
 def test_a_scheduler_reaches_the_program_through_us(workdir: Path, name: str) -> None:
     (workdir / "wait.py").write_text(WAIT)
-    argv = [sys.executable, "-c", DRIVER, "wait.py"]
+    # Tests that run under nohup inherit an ignored SIGHUP, which TrainCheck leaves ignored.
+    not_ignored = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    argv = [sys.executable, "-c", not_ignored + DRIVER, "wait.py"]
     with subprocess.Popen(argv, cwd=workdir, env=driver_environ(workdir), stdout=subprocess.PIPE, text=True) as driver:
         wait_for(workdir / "ready")
         driver.send_signal(getattr(signal, name))
