@@ -91,7 +91,7 @@ def _slowest(programs: list[Program], by_id: dict[str, Any]) -> list[str]:
     for program, figures in measured[:SLOWEST]:
         added = figures["seconds_observed"] - figures["seconds_plain"]
         sources = dict(figures["cost"])
-        background = sources.pop("beside", 0.0)
+        background = sources.pop("background", 0.0)
         most = sorted(sources.items(), key=lambda pair: -pair[1])[:3]
         words = ", ".join(f"{name} {took:.1f}" for name, took in most)
         rest = added - sum(sources.values()) - background

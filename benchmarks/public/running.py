@@ -189,9 +189,9 @@ def _compared(program: Program, plain: list[Ran], observed: list[Ran]) -> dict[s
 
 
 def cost_of(report: dict[str, Any]) -> dict[str, float]:
-    """Return seconds by TrainCheck's own meter: by source on training threads, and `beside` for the background."""
+    """Return seconds by TrainCheck's own meter: by source on training threads, and `background` for the others."""
     cost = report.get("cost") or {}
-    seconds = {**cost.get("sources", {}), "beside": sum(cost.get("background", {}).values())}
+    seconds = {**cost.get("sources", {}), "background": sum(cost.get("background", {}).values())}
     return {name: round(took, 2) for name, took in seconds.items() if took >= LEAST_COST}
 
 

@@ -18,6 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from traincheck.sources.modules.live_modules import has_parameters
+
 _CALLS_OF_MODULE = ("__call__", "_wrapped_call_impl", "_call_impl")
 _MAX_DEPTH = 4
 """Wrappers to unwrap: those of torch (for a torch layer, for a scheduler) are two deep."""
@@ -80,7 +82,7 @@ def _model_of(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -
 
 
 def _model(module: nn.Module) -> nn.Module | None:
-    return module if next(iter(module.parameters()), None) is not None else None
+    return module if has_parameters(module) else None
 
 
 def _referred_to(function: FunctionType) -> Iterator[Any]:

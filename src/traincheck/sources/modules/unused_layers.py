@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from traincheck.sources.modules.live_modules import plain_name
+from traincheck.sources.modules.live_modules import has_parameters, plain_name
 from traincheck.vocab.bounded_cache import BoundedCache
 
 _OTHER_WAYS = frozenset(
@@ -41,7 +41,7 @@ def unused_layers(model: nn.Module, outermost: str) -> Iterator[str]:
         if not mentioned.isdisjoint(_OTHER_WAYS):
             continue
         for name, layer in module._modules.items():
-            if layer is not None and name not in mentioned and next(iter(layer.parameters()), None) is not None:
+            if layer is not None and name not in mentioned and has_parameters(layer):
                 yield ".".join(filter(None, (outermost, plain_name(path), name)))
 
 

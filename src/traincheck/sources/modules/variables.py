@@ -15,6 +15,7 @@ from traincheck.sources.modules.live_modules import (
     LiveModules,
     children,
     class_of_model,
+    has_parameters,
     plain_name,
     unwrap_compiled,
     wrapped_model,
@@ -249,7 +250,7 @@ class VariableCatalog:
         if entry is not None and entry[0]() is module:
             return entry[1]
         self.live_modules.add(module)
-        if next(iter(module.parameters()), None) is not None:  # a loss built in every step is not worth a search
+        if has_parameters(module):  # a loss built in every step is not worth a search
             self.refresh_modules()
         entry = self._modules.get(id(module))
         if entry is None or entry[0]() is not module:

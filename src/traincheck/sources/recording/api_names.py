@@ -82,9 +82,10 @@ def levels(cls: type, method: str, top: type) -> tuple[str, ...]:
 
 def build_tables() -> None:
     """Have torch build its tables of functions now, so that they hold torch functions and no wrappers of ours."""
-    for table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
-        getattr(torch.overrides, table)()
-    _resolver(), testing_overrides()
+    torch.overrides.get_ignored_functions()
+    torch.overrides.get_overridable_functions()
+    testing_overrides()
+    _resolver()
 
 
 def listed_name(function: Any) -> str | None:
@@ -104,7 +105,8 @@ def _resolver() -> Callable[[Any], Any]:
 @functools.cache
 def testing_overrides() -> dict[Any, Any]:
     """torch's table of functions that can be overridden, with the signatures of those in C++."""
-    return dict(torch.overrides.get_testing_overrides())
+    overrides: dict[Any, Any] = torch.overrides.get_testing_overrides()
+    return overrides
 
 
 def function_name(function: Any) -> str | None:

@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.distributed.replica_readings import several_ranks
+from traincheck.sources.modules.live_modules import has_parameters
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.modules import keywords_of_call
 from traincheck.sources.modules.variables import VariableCatalog
@@ -171,7 +172,7 @@ class ReplaySource(ExperimentSource, RecorderListener):
             call.shared_calls += any(id(parameter) in call.versions for parameter in module.parameters())
         if not (module.training and torch.is_grad_enabled() and self._should_replay()):
             return
-        if next(iter(module.parameters()), None) is None:
+        if not has_parameters(module):
             return
         name = self._catalog.module_name(module)
         history = self._history_of(name, module)

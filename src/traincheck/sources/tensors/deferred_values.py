@@ -80,33 +80,32 @@ class Fetch:
         for index, value in enumerate(self._values):
             if type(value) is DeferredValue:
                 indices_by_device.setdefault(value.numbers[0].device, []).append(index)
-        self._transfers: list[tuple[list[int], dict[int, int], _Transfer]] = []
+        self._transfers: list[tuple[list[int], list[int], _Transfer]] = []  # with the ids of the numbers
         traced = torch._C._get_tracing_state()
         torch._C._set_tracing_state(None)  # the program's traced graph must not contain TrainCheck's operations
         try:
             for device, indices in indices_by_device.items():
                 # Several values may need the same number, such as a norm: it travels once.
                 numbers = {id(number): number for index in indices for number in self._values[index].numbers}
-                places = dict(zip(numbers, range(len(numbers)), strict=True))
                 transfer = _Transfer(device, [*numbers.values()], streams and streams.get(device))
-                self._transfers.append((indices, places, transfer))
+                self._transfers.append((indices, [*numbers], transfer))
         finally:
             torch._C._set_tracing_state(traced)
 
     @property
     def size(self) -> int:
         """The number of numbers on the way."""
-        return sum(len(places) for _, places, _ in self._transfers)
+        return sum(len(ids) for _, ids, _ in self._transfers)
 
     def wait(self) -> list[Any]:
         """Wait until all values have arrived, and return them."""
         results, transfers = self._values, self._transfers
         self._transfers = []
-        for indices, places, transfer in transfers:
-            fetched = transfer.wait()
+        for indices, ids, transfer in transfers:
+            fetched = dict(zip(ids, transfer.wait(), strict=True))
             for index in indices:
                 deferred = results[index]
-                results[index] = deferred.interpret(*[fetched[places[id(number)]] for number in deferred.numbers])
+                results[index] = deferred.interpret(*[fetched[id(number)] for number in deferred.numbers])
         return results
 
 

@@ -84,9 +84,7 @@ def origin_facts(tensor: torch.Tensor) -> dict[str, FactValue]:
             added["mixed_classes"] = True
         normalized = normalized_dimension(tensor) if origin == LOG_SOFTMAX else None
     except (AttributeError, IndexError, RuntimeError, TypeError):
-        return {
-            "origin": origin
-        }  # an operation of another release of torch, or of a kind of tensor without plain sizes
+        return {"origin": origin}  # of another release of torch, or of a kind of tensor without plain sizes
     if normalized is not None:
         added["normalized_over"], added["of_layer"] = normalized
     return added

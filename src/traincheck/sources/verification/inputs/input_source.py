@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.modules.live_modules import has_parameters
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.modules import keywords_of_call
 from traincheck.sources.modules.variables import VariableCatalog
@@ -126,7 +127,7 @@ class InputSource(ExperimentSource):
             self._on_detach()
         self._open = None
         name = self._catalog.module_name(module)
-        if name in self._names or next(iter(module.parameters()), None) is None:
+        if name in self._names or not has_parameters(module):
             return
         self._names.add(name)
         self._thread = threading.get_ident()
