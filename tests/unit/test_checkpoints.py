@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from observed_process import Seen, observing
 from torch_version import TORCH
@@ -401,6 +402,25 @@ def test_a_compiled_model_and_the_one_inside_it() -> None:
         readings = inside(seen, call)
         assert len({reading.variable for reading in readings}) == len(MEMBERS)
         assert missing(readings) == different(readings) == set() and freshness(readings) == {True}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wrappers_inside_a_model_are_a_part_of_some_names_only() -> None:
+    """Activation checkpointing leaves its wrapper out of a state, torch.compile does not."""
+    with observing() as seen:
+        model = Plain()
+        model.stem, model.head = checkpoint_wrapper(model.stem), torch.compile(model.head, backend="eager")
+        state = model.state_dict()
+        torch.save(taken(state), io.BytesIO())
+        torch.save({name.replace("_orig_mod.", ""): value for name, value in state.items()}, io.BytesIO())
+        model.load_state_dict({name: value for name, value in state.items() if name != "stem.weight"}, strict=False)
+    assert seen.faults == [] and {"stem.weight", "head._orig_mod.weight"} <= set(state)
+    for call in (seen.named(STATE_DICT)[0], *seen.named(SAVE)):
+        readings = inside(seen, call)
+        assert {reading.variable for reading in readings} == MEMBERS
+        assert missing(readings) == set() and {value_of(reading.context, "tied") for reading in readings} == {False}
+    (load,) = seen.named(LOAD)
+    assert missing(inside(seen, load)) == {"Plain.stem.weight"}
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -97,28 +98,57 @@ def test_a_fault_is_reported_once_and_the_program_computes_the_same(
     errors: Errors, callbacks: dict[Callback, list[tuple[Part, int]]], expected: dict[Part, Results]
 ) -> None:
     before = settled()
-    wrong = []
-    for (callback, parts), (error, after) in zip(callbacks.items(), itertools.cycle(errors)):
-        for part, times in parts:
-            results, reported, count = attempt(callback, part, error, min(after, times - 1))
-            if not (same(results, expected[part]) and reported == [(callback.source, error)][:count] and count < 2):
-                wrong.append((callback, reported, count, list(all_callbacks.differing(results, expected[part]))))
-            if count:
+    planned = {
+        callback: [(part, error, min(after, times - 1)) for part, times in parts]
+        for (callback, parts), (error, after) in zip(callbacks.items(), itertools.cycle(errors))
+    }
+    wrong, failed = [], set()
+    for part, together in groups(planned):
+        failed |= {callback for callback, count in attempt(part, together, expected[part], wrong).items() if count}
+    # Some are called no more once another source has failed, so each of them fails alone.
+    for callback in [callback for callback in planned if callback not in failed]:
+        for part, error, after in planned[callback]:
+            if attempt(part, {callback: (error, after)}, expected[part], wrong)[callback]:
                 break
         else:
-            assert not parts or "ProjectFunctionSource" in callback.function, f"{callback} was not called"
+            assert not planned[callback] or "ProjectFunctionSource" in callback.function, f"{callback} was not called"
     assert wrong == []
     assert differences(before, settled()) == {}
 
 
-def attempt(callback: Callback, part: Part, error: type[Exception], after: int) -> tuple[Results, list[object], int]:
-    """The results of a part of the program while a callback failed, the reported faults, and the number of failures.
+Faults = dict[Callback, tuple[type[Exception], int]]
+"""The callbacks that fail, each with its error and the number of calls that succeed before it."""
+
+
+def groups(planned: dict[Callback, list[tuple[Part, type[Exception], int]]]) -> Iterator[tuple[Part, Faults]]:
+    """The callbacks that can fail in one run of a part: one of each source, since a source ends with its first fault."""
+    waiting: dict[Part, dict[str, Faults]] = {}
+    for callback, plans in planned.items():
+        for part, error, after in plans[:1]:
+            waiting.setdefault(part, {}).setdefault(callback.source, {})[callback] = (error, after)
+    for part, sources in waiting.items():
+        for rows in itertools.zip_longest(*(faults_of.items() for faults_of in sources.values())):
+            yield part, dict(row for row in rows if row is not None)
+
+
+def attempt(part: Part, failing: Faults, expected: Results, wrong: list[object]) -> dict[Callback, int]:
+    """How often each callback failed in a part of the program; appends what was not as it should be to `wrong`.
 
     (A separate function: the errors keep the objects of their frames alive.)
     """
-    with faults.failing(callback, error, after) as fault, observing(watches=watched) as seen:
+    with ExitStack() as stack:
+        raised = {
+            callback: stack.enter_context(faults.failing(callback, error, after))
+            for callback, (error, after) in failing.items()
+        }
+        seen = stack.enter_context(observing(watches=watched))
         results = results_of(part)
-    return results, [(source, type(raised)) for source, raised in seen.faults], fault.times
+    reported = sorted((source, type(fault).__name__) for source, fault in seen.faults)
+    counts = {callback: fault.times for callback, fault in raised.items()}
+    due = sorted((callback.source, failing[callback][0].__name__) for callback, count in counts.items() if count)
+    if not (same(results, expected) and reported == due and max(counts.values()) < 2):
+        wrong.append((counts, reported, list(all_callbacks.differing(results, expected))))
+    return counts
 
 
 def settled() -> dict[str, object]:

@@ -337,3 +337,13 @@ def test_naming_a_function_does_not_show_a_warning_of_the_program_again(recwarn:
             operation(x)
             warnings.warn("seen once", stacklevel=1)
     assert len(recwarn) == 1
+
+
+def test_a_class_that_torch_derives_has_the_names_of_its_bases() -> None:
+    """Torch makes a `ParametrizedLinear` at run time, which is no class that a program can name."""
+    with observing() as seen:
+        layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        layer(torch.ones(1, 4))
+    assert type(layer).__name__ == "ParametrizedLinear"
+    (names,) = (call.levels for call in seen.calls if call.receiver == "ParametrizedLinear")
+    assert names == ("torch.nn.Linear.forward", "torch.nn.Module.forward")

@@ -17,6 +17,7 @@ from traincheck.sources.checkpoints.state_dicts import (
     is_fresh,
     sharded,
 )
+from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.modules.variables import NOBODY, THIS, VariableCatalog
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import dtype_name, shape_of
@@ -101,9 +102,10 @@ class SavedStateReadings:
 
     def _name(self, matched: ModuleState, pair: Pair) -> str:
         variable = self._catalog.find(pair.member.tensor)
-        if variable is not None and pair.name == pair.member.names[0]:
+        name = plain_name(pair.name)
+        if variable is not None and name == pair.member.names[0]:
             return variable.name
-        return f"{self._catalog.module_name(matched.module)}.{pair.name}"
+        return f"{self._catalog.module_name(matched.module)}.{name}"
 
     def _context(self, member: Member, held: bool, fresh: bool | None) -> Facts:
         """Return the facts of the variable, with its kind and freshness; equal contexts are the same object."""
@@ -115,7 +117,7 @@ class SavedStateReadings:
                 requires_grad=member.tensor.requires_grad,
                 held=THIS if held else NOBODY,
                 owned=True,
-                tied=len(member.names) > 1,
+                tied=member.tied,
             )
         key = (base, member.kind, fresh)
         context = self._contexts.get(key)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.tensors.reading import fingerprints, local_tensor, shape_of
 
 PARAMETER, BUFFER = "parameter", "buffer"
@@ -32,11 +33,20 @@ _TRIED = 8
 
 
 class Member(NamedTuple):
-    """A parameter or persistent buffer of a module, with all its names."""
+    """A parameter or persistent buffer of a module, with all its names.
+
+    A wrapper of torch inside the module may be a part of a name in a saved state or not: activation checkpointing
+    leaves it out, torch.compile does not, and some savers remove both. Each name is given without and with it.
+    """
 
     kind: str
     names: tuple[str, ...]
     tensor: torch.Tensor
+
+    @property
+    def tied(self) -> bool:
+        """Whether several modules hold it."""
+        return len({plain_name(name) for name in self.names}) > 1
 
 
 class Candidate(NamedTuple):
@@ -85,7 +95,8 @@ def members(module: nn.Module) -> list[Member]:
         for kind, holder in ((PARAMETER, "_parameters"), (BUFFER, "_buffers")):
             for name, tensor in _own(inner, holder).items():
                 if isinstance(tensor, torch.Tensor) and name not in transient and not nn.parameter.is_lazy(tensor):
-                    by_id.setdefault(id(tensor), (kind, [], tensor))[1].append(prefix + name)
+                    names = by_id.setdefault(id(tensor), (kind, [], tensor))[1]
+                    names += dict.fromkeys((plain_name(prefix + name), prefix + name))
     return [Member(kind, tuple(names), tensor) for kind, names, tensor in by_id.values()]
 
 

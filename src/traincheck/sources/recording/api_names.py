@@ -71,13 +71,27 @@ _levels: BoundedCache[tuple[type, str, type], tuple[str, ...]] = BoundedCache()
 
 
 def levels(cls: type, method: str, top: type) -> tuple[str, ...]:
-    """The names of `cls.method` along the classes up to `top`, most specific first."""
+    """The names of `cls.method` along the classes up to `top`, most specific first.
+
+    Classes that torch derives at run time have no name: `fully_shard` makes an `FSDPNet` of each `Net`, which would
+    look like a class of torch and mean another class in each program.
+    """
     key = (cls, method, top)
     names = _levels.get(key)
     if names is None:
-        bases = [base for base in cls.__mro__ if issubclass(base, top)]
+        bases = [base for base in cls.__mro__ if issubclass(base, top) and not _derived_by_torch(base)]
         names = _levels.put(key, tuple(f"{class_name(base)}.{method}" for base in bases))
     return names
+
+
+def _derived_by_torch(cls: type) -> bool:
+    """Whether a class belongs to a module of torch, which does not have it under its name."""
+    if not cls.__module__.startswith("torch."):
+        return False
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not cls
 
 
 def build_tables() -> None:
