@@ -121,7 +121,7 @@ Faults = dict[Callback, tuple[type[Exception], int]]
 
 
 def groups(planned: dict[Callback, list[tuple[Part, type[Exception], int]]]) -> Iterator[tuple[Part, Faults]]:
-    """The callbacks that can fail in one run of a part: one of each source, since a source ends with its first fault."""
+    """The callbacks that fail in one run of a part: one of each source, since a source ends with its first fault."""
     waiting: dict[Part, dict[str, Faults]] = {}
     for callback, plans in planned.items():
         for part, error, after in plans[:1]:

@@ -4,7 +4,8 @@ Note [Copies and parts]
 If each rank computes with the whole model, more ranks help only if each has another batch. If ranks compute with parts
 of one model (tensor parallelism, pipeline stages), they rightly see the same batch. The parameters show which case it
 is: all the same on the ranks or not, including frozen parameters that no update reports. FSDP stores parts as well, but
-gathers the whole for each call, which equals the case of the same parameters.
+gathers the whole for each call, which equals the case of the same parameters. Other parts that a device mesh declares
+(DTensor) are parts even if they begin with equal values: the CPU draws the same random numbers for each.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Batches(StatelessPart):
             batches_by_rank.append([reading for reading in window.readings if named(reading) == BATCH])
             if not batches_by_rank[-1]:
                 return
-        same: bool | None = True
-        if not _is_gathered(batches_by_rank):
+        same = _gather(batches_by_rank)
+        if same is None:
             same = hold_the_same(windows)
             if same is None:
                 return
@@ -68,9 +69,11 @@ class Batches(StatelessPart):
         return iter(())
 
 
-def _is_gathered(batches_by_rank: Sequence[Sequence[Reading]]) -> bool:
-    """Whether the model of every rank gathers its parameters for the calls with these batches."""
-    return all(value_of(batch.context, "gathered") is True for batches in batches_by_rank for batch in batches)
+def _gather(batches_by_rank: Sequence[Sequence[Reading]]) -> bool | None:
+    """Whether the model of every rank gathers its parameters for the calls with these batches; None if they are whole
+    anyway."""
+    gathered = {value_of(batch.context, "gathered") for batches in batches_by_rank for batch in batches}
+    return False if False in gathered else True if gathered == {True} else None
 
 
 def _first_shared_batch(

@@ -4,7 +4,7 @@ relations/consistent/repeated_batches.py compares the steps of one rank, as long
 relations/consistent/batches.py compares ranks. The same mistake shows in every step, so TrainCheck reads only a fixed
 sample of steps for it. Frozen parameters of the model never appear in updates; they are read once and recorded with
 each batch. Each reading also says whether the model gathers its parameters from all ranks (FSDP), so that each rank
-computes with the whole model.
+computes with the whole model, or computes with parts of them (tensor parallelism with DTensor).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_ELEMENTS = 4_000_000
 """Larger batches cost too much to read in each step."""
 
 _CONTEXT = facts(kind=KIND)
-_OF_GATHERED = facts(kind=KIND, gathered=True)
+_OF_GATHERED, _OF_PARTS = facts(kind=KIND, gathered=True), facts(kind=KIND, gathered=False)
 
 
 class BatchReadings:
@@ -91,7 +91,7 @@ class BatchReadings:
         """The fingerprint of the frozen parameters of a model, and the context of its readings."""
         if name not in self._models:
             parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-            context = _OF_GATHERED if _is_gathered(model) else _CONTEXT
+            context = _OF_GATHERED if _is_gathered(model) else _OF_PARTS if _has_parts(model) else _CONTEXT
             self._models[name] = _combined(fingerprints(parameters)), context
         return self._models[name]
 
@@ -108,6 +108,12 @@ def _is_gathered(model: torch.nn.Module) -> bool:
     meshes = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
     whole = (mesh is not None and mesh.ndim == 1 and mesh.size() == ranks for mesh in meshes)
     return "FSDPModule" in names and all(whole)
+
+
+def _has_parts(model: torch.nn.Module) -> bool:
+    """Return whether the model holds parts of its parameters."""
+    placements = [getattr(parameter, "placements", ()) for parameter in model.parameters()]
+    return any(not placed.is_replicate() for places in placements for placed in places)
 
 
 def _combined(values: Sequence[int | None]) -> int:

@@ -41,6 +41,7 @@ from traincheck.sources.tensors.reading import (
     fingerprints,
     hidden_from_modes,
     local_tensor,
+    same_part,
 )
 from traincheck.sources.tensors.reading import states as states_of
 from traincheck.vocab.demand import Demand
@@ -239,7 +240,9 @@ class ReplicaReadings:
             self._recorder.transfers.when_ready(SOURCE, data, conclude, events=len(names))
         if self._grad:
             with_grad = [
-                index for index, state in enumerate(states) if state in _CONTEXT or type(state) is DeferredValue
+                index
+                for index, state in enumerate(states)
+                if (state in _CONTEXT or type(state) is DeferredValue) and _is_used(held[index][1])
             ]
             gradients = [held[index][1].grad for index in with_grad]
             by_hand = self._by_hand.averaged([held[index] for index in with_grad])
@@ -259,6 +262,11 @@ class ReplicaReadings:
 
     def _record(self, seq: int, call: int, variable: str, attribute: str, value: int, context: Facts) -> None:
         self._recorder.record_reading(Reading(seq, call, variable, KIND, attribute, value, context=context))
+
+
+def _is_used(tensor: torch.Tensor) -> bool:
+    """Return whether an update uses the gradient as it is on this rank."""
+    return tensor.grad is not None and same_part(tensor, tensor.grad)
 
 
 def _are_not_finite(gradients: Sequence[torch.Tensor]) -> bool:

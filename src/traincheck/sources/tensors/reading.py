@@ -147,6 +147,14 @@ _traced = torch._C._get_tracing_state
 _no_dispatch = torch._C._disabled_torch_dispatch_impl
 
 
+def same_part(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same part of a whole on this rank (DTensor), or both are no parts.
+
+    The gradient of a shard may be whole or a summand; an optimizer of torch redistributes it before it uses it.
+    """
+    return bool(getattr(tensor, "placements", None) == getattr(other, "placements", None))
+
+
 def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
     """A tensor of a subclass as a plain tensor over the same memory; None if it has no memory of its own. A subclass
     without its own dispatch counts as plain."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from traincheck.sources.tensors.reading import local_tensor
+from traincheck.sources.tensors.reading import local_tensor, same_part
 from traincheck.sources.verification.updates.comparison import ParameterBefore
 
 MIN_BYTES, SHARE, MAX_BYTES = 1 << 20, 32, 256 << 20
@@ -121,8 +121,7 @@ def _why_not(group: Mapping[str, Any], tensor: torch.Tensor, twice: bool) -> str
         return "its memory is updated more than once"
     if local.is_cpu and local.is_shared():
         return "other processes share its memory"
-    placements = [getattr(part, "placements", None) for part in (tensor, gradient) if part is not None]
-    if placements.count(placements[0]) != len(placements):
+    if gradient is not None and not same_part(tensor, gradient):
         return "its gradient is sharded in another way"
     return ""
 
