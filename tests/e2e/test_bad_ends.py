@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import warm_commands
 
 TRAIN = """
 import os, sys, time
@@ -32,8 +35,12 @@ def train(steps, each=lambda step: None):
 
 
 def start(tmp_path: Path, text: str, *options: str, prefix: str = "") -> subprocess.Popen[str]:
+    """Start the program under `traincheck collect`, in a shell that executes `prefix` if there is any."""
     (tmp_path / "program.py").write_text(TRAIN + text)
-    command = f"{prefix}exec {sys.executable} -m traincheck collect -o run {' '.join(options)} program.py"
+    words = [sys.executable, "-m", "traincheck", "collect", "-o", "run", *options, "program.py"]
+    if not prefix:
+        return warm_commands.start(words, tmp_path, new_session=True)
+    command = f"{prefix}exec {shlex.join(words)}"
     return subprocess.Popen(
         ["bash", "-c", command],
         cwd=tmp_path,
@@ -90,10 +97,8 @@ def test_killed_process_loses_at_most_the_last_windows_and_the_rest_can_be_check
     assert "SIGKILL" in err and "kept" in err
     assert steps_kept(tmp_path) >= 9
     command = [sys.executable, "-m", "traincheck"]
-    subprocess.run([*command, "infer", "run", "-o", "book.jsonl"], cwd=tmp_path, check=True, capture_output=True)
-    done = subprocess.run(
-        [*command, "check", "run", "--book", "book.jsonl", "--json"], cwd=tmp_path, capture_output=True, text=True
-    )
+    warm_commands.run([*command, "infer", "run", "-o", "book.jsonl"], tmp_path, check=True)
+    done = warm_commands.run([*command, "check", "run", "--book", "book.jsonl", "--json"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run"]["crashed"]
 
