@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from observed_process import Seen, observing
@@ -109,6 +110,26 @@ class Moody(nn.Module):
     def forward(self, fails: bool) -> None:
         if fails:
             raise ValueError("the user's own")
+
+
+def test_a_backward_under_a_mode_of_the_program_is_one_call() -> None:
+    """Torch calls the modes first, and each of them calls the function again."""
+
+    class Passing(TorchFunctionMode):
+        def __torch_function__(
+            self,
+            function: Callable[..., object],
+            types: object,
+            args: tuple[object, ...] = (),
+            kwargs: dict[str, object] | None = None,
+        ) -> object:
+            return function(*args, **(kwargs or {}))
+
+    with observing() as seen, Passing(), torch.device("cpu"):
+        model = nn.Linear(3, 1)
+        torch.autograd.backward(model(torch.ones(2, 3)).sum())
+        model(torch.ones(2, 3)).sum().backward()
+    assert len(seen.named("torch.autograd.backward")) == 2 and seen.faults == []
 
 
 @pytest.mark.parametrize("handling", [False, True])

@@ -89,6 +89,18 @@ def test_an_asynchronous_operation_has_no_result_at_return() -> None:
     assert after.role == "result" and after.facts == () and after.fingerprint is None
 
 
+def test_collected_operations_have_no_result_at_return() -> None:
+    """They begin where the block ends."""
+    with observing() as seen:
+        x = torch.ones(3)
+        with dist.distributed_c10d._coalescing_manager():
+            dist.all_reduce(x)
+    (call,) = seen.named("torch.distributed.all_reduce")[:1]
+    before, after = call.tensors
+    assert value_of(before.facts, "norm") is not None and value_of(before.facts, "changed") is None
+    assert after.role == "result" and after.facts == () and after.fingerprint is None
+
+
 def test_names_are_put_back_and_a_failure_is_the_programs_own() -> None:
     before = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "send")}
     with observing() as seen:

@@ -1,4 +1,4 @@
-"""Tests that gradients which `fully_shard` has not reduced yet count as made by the backward, but not as usable."""
+"""Tests that gradients which ranks have not reduced yet count as made by the backward, but not as usable."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from observed_process import observing
 from traincheck.vocab.events import Change
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
-pytestmark = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="this torch has no fully_shard")
+needs_shards = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="this torch has no fully_shard")
 
 BACKWARD, STEP = "torch.autograd.backward", "torch.optim.Optimizer.step"
+
+
+def outcomes(changes: list[Change]) -> set[tuple[str, str, bool]]:
+    return {(change.before, change.after, change.changed) for change in changes if change.attribute == "grad"}
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +30,7 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@needs_shards
 @pytest.mark.parametrize("low", [False, True])
 def test_a_backward_makes_gradients_that_are_reduced_later(low: bool) -> None:
     policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -39,9 +44,6 @@ def test_a_backward_makes_gradients_that_are_reduced_later(low: bool) -> None:
             model(torch.full((2, 3), float(part))).sum().backward()
         optimizer.step()
 
-    def outcomes(changes: list[Change]) -> set[tuple[str, str, bool]]:
-        return {(change.before, change.after, change.changed) for change in changes if change.attribute == "grad"}
-
     (window,) = [window for window in seen.windows if window.stage == "train"]
     calls = [call for call in window.calls if call.name == BACKWARD]
     assert [outcomes(window.changes_of[call.seq]) for call in calls] == [
@@ -53,6 +55,7 @@ def test_a_backward_makes_gradients_that_are_reduced_later(low: bool) -> None:
     assert all(change.changed for change in seen.around(STEP) if change.attribute == "data")
 
 
+@needs_shards
 def test_a_step_before_the_gradients_are_reduced_has_none() -> None:
     with observing() as seen:
         model = nn.Linear(3, 1)
@@ -64,3 +67,35 @@ def test_a_step_before_the_gradients_are_reduced_has_none() -> None:
     (call,) = seen.named(STEP)
     assert dict(call.context)["grads"] == "none"
     assert not any(change.changed for change in seen.around(STEP))
+
+
+def test_gradients_that_a_wrapper_adds_up_in_buffers_of_its_own() -> None:
+    """As Megatron does, with a hook for each gradient."""
+
+    def add_up(parameter: torch.Tensor) -> None:
+        parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
+        parameter.grad = None
+
+    with observing() as seen:
+        model = nn.Linear(3, 1)
+        for parameter in model.parameters():
+            parameter.main_grad = torch.zeros_like(parameter)  # type: ignore[attr-defined]
+            parameter.register_post_accumulate_grad_hook(add_up)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            for parameter in model.parameters():
+                parameter.main_grad.zero_()  # type: ignore[attr-defined]
+            for part in (1, 2):
+                model(torch.full((2, 3), float(part))).sum().backward()
+            for parameter in model.parameters():
+                parameter.grad = parameter.main_grad  # type: ignore[attr-defined]
+            optimizer.step()
+            optimizer.zero_grad()
+    assert seen.faults == []
+    for window in [window for window in seen.windows if window.stage == "train"]:
+        calls = [call for call in window.calls if call.name == BACKWARD]
+        assert [outcomes(window.changes_of[call.seq]) for call in calls] == [
+            {("zero", "some", True)},
+            {("some", "some", True)},
+        ]
+    assert all(change.changed for change in seen.around(STEP) if change.attribute == "data")

@@ -84,7 +84,7 @@ def make_config(folder, args):
     config.lr_scheduler.warmup_steps = 4
     config.training.local_batch_size, config.training.global_batch_size = MICRO_BATCH, GLOBAL_BATCH
     config.training.seq_len, config.training.steps = LENGTH, STEPS
-    config.training.max_norm = 0.5
+    config.training.max_norm = 0.1
     config.parallelism.tensor_parallel_degree = args.tensor_parallel
     config.activation_checkpoint.mode = "full"
     config.checkpoint.enable, config.checkpoint.interval = True, STEPS // 2

@@ -207,7 +207,8 @@ class CollectiveSource:
             written = _argument(RESULT_PARAMETERS[name], names, args, kwargs)
             if request is None:
                 return _OpenCollective(call, None, written, peer_facts)
-            before = summaries.record_arguments(call, request, args, kwargs, is_async=name in STARTERS)
+            is_async = name in STARTERS or _is_coalescing()
+            before = summaries.record_arguments(call, request, args, kwargs, is_async=is_async)
             message = None
             if name in ("isend", "irecv") and not nested:
                 message = _argument("tensor", names, args, kwargs)
@@ -250,6 +251,11 @@ class CollectiveSource:
         key = (name in _SENDS, peer, _argument("tag", names, args, kwargs) or 0)
         self._messages[key] += 1
         return (NUMBER, self._messages[key]), (PEER, peer)
+
+
+def _is_coalescing() -> bool:
+    """Return whether torch collects collectives in a `_coalescing_manager`, at whose end they begin."""
+    return bool(getattr(torch.distributed.distributed_c10d._world, "pg_coalesce_state", None))
 
 
 def _argument(name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

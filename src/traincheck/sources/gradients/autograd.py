@@ -128,6 +128,9 @@ class AutogradSource:
 
     def _begins(self, *args: Any, **kwargs: Any) -> _OpenBackward | None:
         recorder = self._recorder
+        around = recorder.innermost_call()
+        if around is not None and around.levels is BACKWARD and torch._C._current_graph_task_id() < 0:
+            return None  # torch calls the modes of the program first, and they call the function again
         if recorder.transfers.late:
             recorder.finish_late_window()
         recorder.between_calls()

@@ -285,8 +285,11 @@ class Gradients:
         self._recorder.transfers.when_ready(SOURCE, (), conclude, call=call)
 
     def _all_of(self, held: Sequence[Held], unreduced: bool) -> list[torch.Tensor | None]:
+        if not unreduced:
+            return [tensor.grad for _, tensor in held]
+        unreduced_of = self._unreduced.of
         return [
-            tensor.grad if not unreduced or type(tensor) in PLAIN else self._unreduced.of(tensor) for _, tensor in held
+            tensor.grad if type(tensor) in PLAIN and not tensor.__dict__ else unreduced_of(tensor) for _, tensor in held
         ]
 
     def compare(

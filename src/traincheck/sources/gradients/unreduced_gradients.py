@@ -1,7 +1,8 @@
-"""Finds what `fully_shard` holds of a parameter: the whole parameter, and the gradient until ranks reduce it.
+"""Finds the gradient of a parameter until ranks reduce it, and what `fully_shard` holds of a parameter.
 
-The model computes with the whole parameter, a tensor of its own. With `set_requires_gradient_sync(False)`, the sharded
-parameter has no gradient yet, although a backward has made one.
+With `fully_shard`, the model computes with the whole parameter, a tensor of its own. With
+`set_requires_gradient_sync(False)`, the sharded parameter has no gradient yet, although a backward has made one.
+Megatron adds each gradient to `main_grad` of the parameter, within the backward, and its optimizer takes it from there.
 
 Known limitations: torch has no public way to read these tensors. A torch version with other internal names hides them.
 """
@@ -16,6 +17,9 @@ import torch
 
 from traincheck.sources.modules.variables import VariableCatalog
 
+_BUFFER = "main_grad"
+"""The attribute of a parameter that Megatron, Apex and Transformer Engine share."""
+
 
 class UnreducedGradients:
     """Finds the unreduced gradient of a parameter. Call its methods under `hidden_from_modes`."""
@@ -27,8 +31,13 @@ class UnreducedGradients:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the gradient of `tensor`, or else its unreduced gradient."""
-        if tensor.grad is not None or not hasattr(tensor, "_local_tensor"):
+        if tensor.grad is not None:
             return tensor.grad
+        accumulated = tensor.__dict__.get(_BUFFER)
+        if isinstance(accumulated, torch.Tensor):
+            return accumulated
+        if not hasattr(tensor, "_local_tensor"):
+            return None
         fsdp_param = self._fsdp_param_of(tensor)
         if fsdp_param is None:
             return None
