@@ -19,7 +19,6 @@ Stages and sinks are functions of a window or of a finding. `failing_at` makes a
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +51,9 @@ def callback_of(source: str, function: Any) -> Callback:
     """The callback that a guarded function is."""
     while isinstance(function, functools.partial):
         function = function.func
-    function = inspect.unwrap(getattr(function, "__func__", function))
+    function = getattr(function, "__func__", function)
+    while "__wrapped__" in getattr(function, "__dict__", ()):
+        function = function.__wrapped__  # the callback of a block around this one
     code = getattr(function, "__code__", None)
     name = f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
     return Callback(source, f"{name}:{code.co_firstlineno}" if "<l" in name and code is not None else name)
