@@ -20,7 +20,13 @@ from benchmarks.public import output
 from benchmarks.public.running import QUIET, TIMED_OUT
 from benchmarks.stacks.lists import HERE, PROGRAMS, Package, Program, SilentError
 from traincheck.checking.findings import group
-from traincheck.checking.outcome_files import PROCESS_FILES, RANK_FILES, read_comparison, read_outcome
+from traincheck.checking.outcome_files import (
+    FOLLOWED_FILES,
+    PROCESS_FILES,
+    RANK_FILES,
+    read_comparison,
+    read_outcome,
+)
 from traincheck.invariants.book import read_book
 from traincheck.invariants.packs import SHIPPED as PACK_FOLDER
 
@@ -197,7 +203,8 @@ def findings_by_book(run: Path) -> dict[str, list[dict[str, Any]]]:
         rules = tuple(rule for rule in deployed.invariants if (rule.id in in_packs) == (name == PACKS))
         book = replace(deployed, invariants=rules)
         outcomes = [read_outcome(path, book) for path in run.glob(PROCESS_FILES)]
-        outcomes += [read_comparison(path, book).comparison.outcome for path in run.glob(RANK_FILES)]
+        compared = [path for files in (RANK_FILES, FOLLOWED_FILES) for path in run.glob(files)]
+        outcomes += [read_comparison(path, book).comparison.outcome for path in compared]
         findings = group(violation for outcome in outcomes for violation in outcome.violations)
         found[name] = [in_short(asdict(finding)) for finding in findings]
     return found

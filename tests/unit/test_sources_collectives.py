@@ -101,6 +101,16 @@ def test_collected_operations_have_no_result_at_return() -> None:
     assert after.role == "result" and after.facts == () and after.fingerprint is None
 
 
+def test_collectives_of_objects_are_one_call() -> None:
+    with observing() as seen:
+        gathered = [None]
+        dist.all_gather_object(gathered, {"rank": 0})
+    assert gathered == [{"rank": 0}]
+    assert [call.name for call in seen.calls if call.name.startswith("torch.distributed")] == [
+        "torch.distributed.all_gather_object"
+    ]
+
+
 def test_names_are_put_back_and_a_failure_is_the_programs_own() -> None:
     before = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "send")}
     with observing() as seen:

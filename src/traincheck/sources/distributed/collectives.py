@@ -71,6 +71,9 @@ _SAME_ON_ALL = ("all_reduce", "all_reduce_coalesced", "broadcast")
 STARTERS = ("isend", "irecv", "batch_isend_irecv")
 """Functions that return before their operation ends."""
 
+_OF_OBJECTS = frozenset(f"{HOME}.{name}" for name in RESULT_PARAMETERS if "object" in name)
+"""Functions that exchange sizes and pickled bytes by other functions of this list. Objects may differ in any way."""
+
 _SENDS, _RECEIVES, _BLOCKING = ("send", "isend"), ("recv", "irecv"), (f"{HOME}.send", f"{HOME}.recv")
 
 
@@ -198,6 +201,8 @@ class CollectiveSource:
             around = recorder.innermost_call()
             if around is not None and around.levels is levels:
                 return None  # torch calls the modes of the program first, and they call the function again
+            if around is not None and around.levels[0] in _OF_OBJECTS and not counted:
+                return None
             call = recorder.enter(LIFECYCLE, levels, "", call_context_facts(call_context))
             nested = around is not None and around.levels[0] in _BLOCKING
             if not counted:
