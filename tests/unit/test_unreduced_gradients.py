@@ -99,3 +99,25 @@ def test_gradients_that_a_wrapper_adds_up_in_buffers_of_its_own() -> None:
             {("some", "some", True)},
         ]
     assert all(change.changed for change in seen.around(STEP) if change.attribute == "data")
+
+
+def test_parameters_that_a_framework_keeps_empty_between_calls() -> None:
+    """As ZeRO 3 does. Others, of an earlier model, are no evidence of a backward without effect."""
+    with observing() as seen:
+        earlier, model = nn.Linear(3, 1), nn.Linear(3, 1)
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (earlier, model)]
+        earlier(torch.ones(2, 3)).sum().backward()
+        optimizers[0].step()
+        whole = [parameter.data for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.data = torch.empty(0)
+        torch.zeros(1, requires_grad=True).sum().backward()
+        for parameter, data in zip(model.parameters(), whole, strict=True):
+            parameter.data = data
+        model(torch.ones(2, 3)).sum().backward()
+    assert seen.faults == []
+    counts = [
+        sum(change.call == call.seq and change.attribute == "grad" for change in seen.changes)
+        for call in seen.named(BACKWARD)
+    ]
+    assert counts == [4, 0, 4]

@@ -141,7 +141,9 @@ class AutogradSource:
         snapshot = None
         if self._states:
             with hidden_from_modes():
-                snapshot = self._gradients.read(self._gradients.trainable(), values=True, unreduced=True)
+                held = self._gradients.trainable()
+                if self._gradients.are_all:  # else a gradient may arrive where none is read
+                    snapshot = self._gradients.read(held, values=True, unreduced=True)
         half, self._gradients.float16_called = self._gradients.float16_called, False
         retain_graph, create_graph = _graph_flags(*args, **kwargs)
         context = context_facts_with(

@@ -96,6 +96,7 @@ class Gradients:
         self.has_leaf_input = False
         """Whether a model was called on a leaf that requires a gradient since the last backward: then it is about the
         input. (Checkpointing calls modules on such leaves inside a backward.)"""
+        self.are_all = True
         self.fresh: set[Variable] = set()
         """Variables whose gradient a backward made since the last optimizer step; other gradients are older."""
         recorder.after_gap(SOURCE, self._forget)
@@ -207,11 +208,15 @@ class Gradients:
         return self._last.get(variable, NONE)
 
     def trainable(self) -> list[Held]:
-        """Return all living variables that require a gradient or that an optimizer holds."""
+        """Return all living variables that require a gradient or that an optimizer holds.
+
+        `are_all` says afterwards whether these are all: others may have no memory now.
+        """
         self._catalog.refresh_holders()
         if len(self._last) > 2 * self._last_size + MAX_STALE:
             self._drop_dead()
         held = [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
+        self.are_all = not self._catalog.has_emptied
         return [(v, t) for v, t in held if self.may_read(v)] if self._several else held
 
     def was_called(self, variable: Variable) -> bool:

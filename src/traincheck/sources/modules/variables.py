@@ -48,7 +48,8 @@ class Variable:
     a wrapper averages its gradient over all ranks. `graded` says whether a backward has ever given it a gradient.
     `fact_cache` holds facts built for it, `last_readings` its attributes at the last reading. `sample_history`
     describes a large parameter (parameter_changes.py). `holders` are the optimizers that hold it, and `owner` is the
-    first of them by name. `released` says that the last optimizer that held it is gone.
+    first of them by name. `released` says that the last optimizer that held it is gone. `filled` says that it had
+    elements at first sight.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Variable:
     holders: frozenset[str] = frozenset()
     owner: str = ""
     released: bool = False
+    filled: bool = True
     aliases: tuple[str, ...] = ()
     fact_cache: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
     last_readings: dict[str, object] = field(default_factory=dict)
@@ -166,6 +168,7 @@ class VariableCatalog:
         self._taken: dict[str, weakref.ref[Any]] = {}  # by name
         self._retired: set[str] = set()
         self._counts: dict[str, int] = {}
+        self.has_emptied = False
 
     # -- optimizers ------------------------------------------------------------------------------------------------
 
@@ -390,12 +393,19 @@ class VariableCatalog:
         return variable if variable is not None and variable.tensor() is tensor else None
 
     def _add(self, tensor: torch.Tensor, name: str, *, owned: bool) -> Variable:
-        variable = self._variables[id(tensor)] = Variable(name, TensorReference(tensor), owned)
+        variable = Variable(name, TensorReference(tensor), owned)
+        with torch._C.DisableTorchFunction():
+            variable.filled = not is_empty(tensor)
+        self._variables[id(tensor)] = variable
         return variable
 
     def living(self) -> list[tuple[Variable, torch.Tensor]]:
-        """All variables whose tensors are alive and not empty, because an empty tensor has no value."""
-        dead, living = [], []
+        """All variables whose tensors are alive and not empty, because an empty tensor has no value.
+
+        `has_emptied` says afterwards whether a trained one was left out that had elements once: DeepSpeed's ZeRO 3
+        keeps a parameter empty outside of its module's calls.
+        """
+        dead, living, emptied = [], [], False
         tracing = torch.jit.is_tracing()  # reading a size would be traced
         with torch._C.DisableTorchFunction():
             for key, variable in list(self._variables.items()):
@@ -404,6 +414,9 @@ class VariableCatalog:
                     dead.append(key)
                 elif tracing or (tensor.numel() if type(tensor) in PLAIN else not is_empty(tensor)):
                     living.append((variable, tensor))
+                elif variable.filled and tensor.requires_grad and type(tensor) in PLAIN:  # else a shard
+                    emptied = True
         for key in dead:
             self._variables.pop(key, None)  # another thread may have removed it
+        self.has_emptied = emptied
         return living
