@@ -22,7 +22,7 @@ class Regressor(nn.Module):
         return self.layers(inputs)
 
 
-def make_engine(seed):
+def make_engine(seed, stage):
     torch.manual_seed(seed)
     model = Regressor()
     config = {
@@ -30,7 +30,7 @@ def make_engine(seed):
         "gradient_accumulation_steps": ACCUMULATION,
         "gradient_clipping": 0.5,
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 1},
+        "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "scheduler": {
@@ -61,23 +61,30 @@ def train(engine, schedule, seed, steps, save=None):
             engine.save_checkpoint(save, tag="middle")
 
 
+def whole_digest(engine):
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return digest(engine.module)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stage", type=int, default=1)
     parser.add_argument("--local_rank", type=int, default=0)
     args = parser.parse_args()
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
-    engine, schedule = make_engine(args.seed)
+    engine, schedule = make_engine(args.seed, args.stage)
     train(engine, schedule, args.seed, range(STEPS), folder[0])
-    whole = digest(engine.module)
-    engine, schedule = make_engine(args.seed)
+    whole = whole_digest(engine)
+    engine, schedule = make_engine(args.seed, args.stage)
     engine.load_checkpoint(folder[0], tag="middle")
     train(engine, schedule, args.seed, range(STEPS // 2, STEPS))
+    resumed = whole_digest(engine)
     if dist.get_rank() == 0:
         print("weights", whole)
-        print("resumed weights", digest(engine.module), "equal:", digest(engine.module) == whole)
+        print("resumed weights", resumed, "equal:", resumed == whole)
     dist.destroy_process_group()
 
 

@@ -45,7 +45,8 @@ class TrainModeRestored(Part):
                 if named(reading) == TRAINING and reading.role == LIVE:
                     old = self._flags.get(reading.variable)
                     self._flags[reading.variable] = reading.value
-                    if not trains and call.receiver in self._trained and old is not None:
+                    is_changed = old is not None and old != reading.value  # else a call of a larger module showed it
+                    if not trains and is_changed and call.receiver in self._trained:
                         self._before.setdefault(reading.variable, old)
             if trains:
                 self._trained.add(call.receiver)

@@ -13,9 +13,10 @@ cleared. A gradient that leaves this path is lost, in any program:
 
 Note [What is meant so]
 Gradients of an attack on the inputs are meant to be lost: the model was called on a leaf that requires a gradient, so
-its backward is left out. A scaler that skips an update uses gradients as well. A program may compute gradients once to
-look at them (a warm-up, an estimate of importance), so a gradient is lost only if it happens in two cycles from update
-to update. (What is wrong with whole layers is judged in model_use.py.)
+its backward is left out. So are gradients that the program takes without an optimizer (`taken`, see
+sources/gradients/gradients.py). A scaler that skips an update uses gradients as well. A program may compute gradients
+once to look at them (a warm-up, an estimate of importance), so a gradient is lost only if it happens in two cycles from
+update to update. (What is wrong with whole layers is judged in model_use.py.)
 
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 They are judged if other rules need gradients.
@@ -180,8 +181,9 @@ class GradientUse(Part):
         self._flags = {name: flags & ~flag for name, flags in self._flags.items()}
 
     def _clear(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
+        is_lost = value_of(change.context, "held") != "none" and value_of(change.context, "taken") is not True
         for name in names:
-            if value_of(change.context, "held") != "none":
+            if is_lost:
                 self._note_loss(name, self._flags.get(name, 0), change, failures)
             self._flags[name] = 0
 

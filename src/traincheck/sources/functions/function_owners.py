@@ -100,7 +100,7 @@ class FunctionOwners:
         children = {
             id(child): f"{type(module).__name__}.{name}"
             for module in modules
-            for name, child in module._modules.items()
+            for name, child in module.__dict__.get("_modules", {}).items()  # none before its __init__ has run
         }
         names = [children.get(id(module), type(module).__name__) for module in modules]
         names += [f"parameters of {model}" for value in values for model in self._models_of(value)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -68,6 +69,7 @@ class AutogradSource:
         self._summaries = summaries
         self._call_context = call_context
         self._manual = ManualUpdates(gradients)
+        self._thread = 0  # of the backward under way
         self._autocast: IdleAutocast | None = None
 
     def offers(self) -> str | None:
@@ -128,8 +130,7 @@ class AutogradSource:
 
     def _begins(self, *args: Any, **kwargs: Any) -> _OpenBackward | None:
         recorder = self._recorder
-        around = recorder.innermost_call()
-        if around is not None and around.levels is BACKWARD and torch._C._current_graph_task_id() < 0:
+        if self._thread == threading.get_ident() and torch._C._current_graph_task_id() < 0:
             return None  # torch calls the modes of the program first, and they call the function again
         if recorder.transfers.late:
             recorder.finish_late_window()
@@ -157,6 +158,7 @@ class AutogradSource:
         if self._gradients.has_leaf_input:
             of_loss, self._gradients.has_leaf_input = merged(of_loss, leaf_input=True), False
         opened = self._enter(BACKWARD, context, snapshot, args, kwargs, of_loss)
+        self._thread = threading.get_ident()
         loss = args[0] if args else kwargs.get("tensors")
         self._graphs.describe(loss, opened.call.seq)
         if self._autocast is not None and self._autocast.has_regions:
@@ -185,6 +187,7 @@ class AutogradSource:
 
     def _ends(self, opened: _OpenBackward, result: Any) -> None:
         call, snapshot, request, before, loss = opened
+        self._thread = 0
         followed = is_compared(self._recorder.steps)
         if call.seq < 0 or not self._recorder.watching:
             if followed:
@@ -203,6 +206,7 @@ class AutogradSource:
             self._manual.backward_ends(call.site)
 
     def _failed(self, opened: _OpenBackward) -> None:
+        self._thread = 0
         if opened.call.seq >= 0:
             self._recorder.abandon(opened.call)
 

@@ -16,6 +16,11 @@ only in one of these cases:
 * Another optimizer that also holds the parameter stepped since then, or may still step before this optimizer's first
   step.
 
+Note [Gradients that a program takes]
+A program may use a gradient without an optimizer: it moves the parameter along the gradient and back (sharpness-aware
+minimization), or its backward hooks sum up parts of gradients (per-sample clipping). If such a gradient is cleared, the
+change has the fact `taken`: the parameter was written to since the backward, or its module has backward hooks.
+
 Note [Threads that train]
 A backward replaces gradients without holding Python's lock, so reading one at that moment may crash the process. Once
 several threads call modules, each thread reads only gradients of modules that it called itself. TrainCheck stops
@@ -49,7 +54,7 @@ Held = tuple[Variable, torch.Tensor]
 
 SOURCE = "gradients"
 
-UNUSED = "unused"
+UNUSED, TAKEN = "unused", "taken"
 
 _MAX_MODULES = 100_000
 """Modules remembered; a program with more of them builds new modules in each step."""
@@ -271,6 +276,8 @@ class Gradients:
                     tensor = variable.tensor()
                     if tensor is not None:
                         context = variable.facts(tensor, variable.owner)
+                        if before == SOME and variable in self.fresh and tensor._version != variable.version:
+                            context = with_fact(context, TAKEN, True)
                         changes.append(
                             _change(next_seq(), NO_CALL, variable, before, state, True, context, variable.owner)
                         )
@@ -331,6 +338,14 @@ class Gradients:
             )
         else:
             differ = list(map(not_equal, probes, deferred_fingerprints([*maybe_same.values()])))
+        taken: set[int] = set()
+        for index, (variable, tensor) in enumerate(held if backward or self.fresh else ()):
+            if backward:
+                module = None if variable.module is None else variable.module()
+                is_hooked = module is None or module._backward_hooks
+                variable.version = -1 if is_hooked or tensor.is_inference() else tensor._version
+            elif variable in self.fresh and tensor._version != variable.version:
+                taken.add(index)
         # The deferred part must hold neither gradients (autograd would copy them) nor parameters.
         places, variables = list(maybe_same), [variable for variable, _ in held]
         # The optimizer may be gone when the conclusion is drawn.
@@ -344,7 +359,10 @@ class Gradients:
                 old, new = str(states[index]), resolved[index]
                 is_changed = old != new or (new == SOME and differs.get(index, False))
                 if is_changed or not scale_is_one:
-                    changes.append(_change(next_seq(), call, variable, old, new, is_changed, *described[index]))
+                    context, owner = described[index]
+                    if index in taken and old == SOME and new != SOME and variable in self.fresh:
+                        context = with_fact(context, TAKEN, True)
+                    changes.append(_change(next_seq(), call, variable, old, new, is_changed, context, owner))
                 self._last[variable] = new
                 if backward and is_changed and new == SOME:
                     self.fresh.add(variable)

@@ -99,6 +99,14 @@ def has_parameters(module: nn.Module) -> bool:
     return False
 
 
+def named_parameters(module: Any) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of a module under each of their names. A program may override the method with fewer arguments."""
+    try:
+        return list(module.named_parameters(remove_duplicate=False))
+    except TypeError:
+        return list(nn.Module.named_parameters(module, remove_duplicate=False))
+
+
 # -- wrappers of torch.compile ---------------------------------------------------------------------------------------
 
 ORIGINAL_MODULE, _COMPILER = "_orig_mod", "torch._dynamo.eval_frame"

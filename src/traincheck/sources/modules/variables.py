@@ -16,6 +16,7 @@ from traincheck.sources.modules.live_modules import (
     children,
     class_of_model,
     has_parameters,
+    named_parameters,
     plain_name,
     unwrap_compiled,
     wrapped_model,
@@ -49,7 +50,7 @@ class Variable:
     `fact_cache` holds facts built for it, `last_readings` its attributes at the last reading. `sample_history`
     describes a large parameter (parameter_changes.py). `holders` are the optimizers that hold it, and `owner` is the
     first of them by name. `released` says that the last optimizer that held it is gone. `filled` says that it had
-    elements at first sight.
+    elements at first sight. `version` counts the writes to it up to its last backward (gradients.py).
     """
 
     name: str
@@ -63,6 +64,7 @@ class Variable:
     owner: str = ""
     released: bool = False
     filled: bool = True
+    version: int = -1
     aliases: tuple[str, ...] = ()
     fact_cache: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
     last_readings: dict[str, object] = field(default_factory=dict)
@@ -141,7 +143,7 @@ def _averages(hook: Any) -> bool:
 def _averaged_parameters(wrapper: Any) -> Iterator[int]:
     """The ids of the parameters whose gradients a data-parallel wrapper averages."""
     ignored = getattr(wrapper, "parameters_to_ignore", ())
-    for name, param in wrapper.named_parameters(remove_duplicate=False):
+    for name, param in named_parameters(wrapper):
         if name.partition(".")[2] not in ignored:
             yield id(param)
 
@@ -343,7 +345,7 @@ class VariableCatalog:
             for param in module._parameters.values():
                 owners.setdefault(id(param), reference)
         aliases: dict[int, list[str]] = {}
-        for qualified, param in root.named_parameters(remove_duplicate=False):
+        for qualified, param in named_parameters(root):
             name = plain_name(qualified)
             aliases.setdefault(id(param), []).append(f"{prefix}.{name}")
             variable = self.find(param)

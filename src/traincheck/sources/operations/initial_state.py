@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from traincheck.sources.modules.live_modules import has_parameters, plain_name
+from traincheck.sources.modules.live_modules import has_parameters, named_parameters, plain_name
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.operations.placements import placement_of
 from traincheck.sources.recording.patches import UndoStack
@@ -107,7 +107,7 @@ def _named_tensors(catalog: VariableCatalog) -> Iterator[tuple[str, torch.Tensor
     """The parameters and buffers of all models, each with all of its names."""
     for model in catalog.models():
         prefix = catalog.module_name(model)
-        for name, parameter in model.named_parameters(remove_duplicate=False):
+        for name, parameter in named_parameters(model):
             yield f"{prefix}.{plain_name(name)}", parameter
     yield from catalog.named_buffers()
 

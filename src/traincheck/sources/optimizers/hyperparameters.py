@@ -77,6 +77,7 @@ class OptimizerReadings:
         self._catalog = catalog
         self._recorder = recorder
         self._last_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
+        self._own_state: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self._attribute_names: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
         self.set_demand(demand)
 
@@ -104,7 +105,7 @@ class OptimizerReadings:
             self._report(call, name, OPTIMIZER, "class", class_name(type(optimizer)), LIVE)
         if self._reads_settings:
             with hidden_from_modes():
-                now = [settings(group) for group in optimizer.param_groups]
+                now = self._settings_of(optimizer)
             if now != last:
                 for number, group in enumerate(now):
                     self._report_settings(call, name, number, group, LIVE, last[number] if number < len(last) else {})
@@ -113,6 +114,13 @@ class OptimizerReadings:
             self._report_unread(optimizer, name, call)
         if self._attributes:
             self._read_parameters(call, name)
+
+    def _settings_of(self, optimizer: Any) -> list[dict[str, FactValue]]:
+        groups = [settings(group) for group in optimizer.param_groups]
+        for name in self._own_state.get(optimizer, ()):
+            for group in groups:
+                group.pop(name, None)
+        return groups
 
     def _report_unread(self, optimizer: Any, name: str, call: int) -> None:
         """Report settings that the program wrote to the optimizer itself, where torch does not read them."""
@@ -126,6 +134,9 @@ class OptimizerReadings:
 
     def step_ends(self, optimizer: Any, name: str, call: int) -> None:
         """Read the optimizer's step counters after a step."""
+        last = self._last_settings.get(optimizer)
+        if last and not type(optimizer).__module__.startswith("torch.optim."):
+            self._note_own_changes(optimizer, last)
         if not self._counters:
             return
         with hidden_from_modes():
@@ -135,6 +146,15 @@ class OptimizerReadings:
                 lambda counts, next_seq: self._report_counts(call, name, counts, next_seq),
                 events=len(self._counters),
             )
+
+    def _note_own_changes(self, optimizer: Any, last: list[dict[str, FactValue]]) -> None:
+        """Note what an optimizer changes itself in its step: that is a state (the `d` of Prodigy) which the program
+        does not set, so it is reported no more. Its learning rate is reported with the next step."""
+        with hidden_from_modes():
+            for before, group in zip(last, optimizer.param_groups, strict=False):
+                changed = {name for name, value in settings(group).items() if before.get(name, value) != value}
+                if changed - {"lr"}:
+                    self._own_state.setdefault(optimizer, set()).update(changed - {"lr"})
 
     def _report_counts(self, call: int, name: str, counts: Sequence[tuple[float, float]], next_seq: NextSeq) -> None:
         """Report the lowest and the highest step counter."""
@@ -161,8 +181,10 @@ class OptimizerReadings:
         if not self._reads_settings:
             return
         with hidden_from_modes():
-            live = [settings(group) for group in optimizer.param_groups]
+            live = self._settings_of(optimizer)
+        own_state = self._own_state.get(optimizer, ())
         for number, group in enumerate(other):
+            group = {key: value for key, value in group.items() if key not in own_state}
             self._report_settings(call, name, number, group, role, {})
         for number, own in enumerate(live):
             self._report_settings(call, name, number, own, LIVE, {})

@@ -24,12 +24,15 @@ from traincheck.sources.optimizers.hyperparameters import KEYS, OPTIMIZER, Optim
 from traincheck.sources.optimizers.master_copies import MasterCopies
 from traincheck.sources.optimizers.optimizer_state_changes import OptimizerStateChanges, representatives
 from traincheck.sources.optimizers.running_updates import (
+    GATHERING,
     RunningUpdate,
     StateBeforeStep,
+    Statistics,
     closure_of,
     hooked_frame,
     is_torch_optimizer,
     negligible_gradients,
+    statistics_of,
 )
 from traincheck.sources.recording.api_names import class_name, levels
 from traincheck.sources.recording.context_facts import context_facts_with, with_fact
@@ -73,6 +76,7 @@ class OptimizerSource(RecorderListener):
         self._may_step = may_step
         self._averaging = averaging or HandAveraging(gradients)
         self._open: list[RunningUpdate] = []
+        self._updates_of: dict[str, int] = {}  # by optimizer that is not of torch, up to `GATHERING`
         self._readings: OptimizerReadings
         self._models: ModelDescriptions | None = None
         self._magnitudes: Magnitudes | None = None
@@ -228,6 +232,10 @@ class OptimizerSource(RecorderListener):
             states = self._gradients.read(held, values=False).states
             rates = _learning_rates(optimizer)
         before = StateBeforeStep(held, self._gradients.used(name, held, states, closure=closure), rates)
+        updates = self._updates_of.get(name, 0)
+        if updates < GATHERING and not type(optimizer).__module__.startswith("torch."):
+            self._updates_of[name] = updates + 1
+            before.statistics = statistics_of(optimizer)
         own = [index for index, (v, _) in enumerate(held) if name in v.holders]
         context = context_facts_with(closure=closure, lr=rate_class(max(rates.values(), default=0.0)))
         call = recorder.enter(LIFECYCLE, call_levels, name, context)
@@ -313,7 +321,8 @@ class OptimizerSource(RecorderListener):
             if self._replaced is not None:
                 self._replaced.step_ends(name, optimizer, self._recorder.steps.passes_ended)
             if before.parameters:
-                self._record_parameters(call, name, before)
+                now = None if before.statistics is None else statistics_of(optimizer)
+                self._record_parameters(call, name, before, now)
             if before.state_indices:
                 self._record_state(call, name, before, optimizer)
             if before.magnitudes is not None and self._magnitudes is not None:
@@ -328,7 +337,11 @@ class OptimizerSource(RecorderListener):
             self._cut = CutGradients(self.name, self._catalog, self._gradients, self._recorder)
         self._cut.step_ends(name)
 
-    def _record_parameters(self, call: OpenCall, name: str, before: StateBeforeStep) -> None:
+    def _record_parameters(
+        self, call: OpenCall, name: str, before: StateBeforeStep, statistics: Statistics | None
+    ) -> None:
+        """Record the changes of parameters. With `statistics` (after the step), an update of them alone counts as one
+        that is lost."""
         was, gradients, read, negligible = (
             before.parameters,
             before.gradients,
@@ -350,6 +363,14 @@ class OptimizerSource(RecorderListener):
             )
             for (variable, tensor), state in zip(before.held, read, strict=True)
         ]
+        gathered: Collection[int] = ()
+        if statistics is not None and before.statistics is not None:
+            held, earlier = before.held, before.statistics
+            gathered = {
+                index
+                for index, (_, tensor) in enumerate(held)
+                if statistics.get(id(tensor), ()) != earlier.get(id(tensor), ())
+            }
         # A closure computes the gradients within the step, so none is there before it.
         filled: Collection[int] = ()
         if ("closure", True) in call.context:
@@ -369,7 +390,10 @@ class OptimizerSource(RecorderListener):
                 if not is_held and not self._should_be_updated(variable, gradient):
                     continue
                 is_graded = gradient == SOME or index in filled
-                lost = not changed and is_graded and lost_in_rounding(variable.tensor(), rate, read[index], version)
+                lost = not changed and is_graded and index in gathered
+                lost = lost or (
+                    not changed and is_graded and lost_in_rounding(variable.tensor(), rate, read[index], version)
+                )
                 if is_own:
                     own.add("changed" if changed else "lost" if lost else gradient)
                 if not records_changes:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from traincheck.sources.gradients.gradients import Held
 from traincheck.sources.optimizers.parameter_changes import ParameterBefore
 from traincheck.sources.recording.recorder import OpenCall
@@ -17,11 +19,32 @@ if TYPE_CHECKING:
     from traincheck.sources.optimizers.magnitudes import BeforeUpdate
 
 
+Statistics = dict[int, tuple[int, ...]]
+"""By parameter: the identity and the writes of each entry of the optimizer's state."""
+
+GATHERING = 10
+"""Updates in which an optimizer that is not of torch may gather statistics only, and change no parameter (ADOPT, SOAP,
+and schedules with a rectified start)."""
+
+
+def statistics_of(optimizer: Any) -> Statistics:
+    """The state that an optimizer keeps for its parameters, as far as a change of it shows."""
+    return {
+        id(parameter): tuple(
+            number
+            for entry in (state.values() if isinstance(state, dict) else ())
+            for number in (id(entry), entry._version if isinstance(entry, torch.Tensor) else 0)
+        )
+        for parameter, state in list(optimizer.state.items())
+        if isinstance(parameter, torch.Tensor)
+    }
+
+
 class StateBeforeStep:
     """The state at the beginning of a step: the variables concerned and the states of their gradients
     (`initial_gradients` as first read). For variables at `state_indices` it includes the optimizer's state. With
     `whole`, all fingerprints were requested. `negligible` are the indices of variables whose gradients the optimizer
-    ignores.
+    ignores. `statistics` is what `statistics_of` returned, None for optimizers of torch and after the first updates.
 
     A delayed conclusion must not hold this object, because it holds parameters. It may hold the list `gradients`, which
     is updated in place.
@@ -37,6 +60,7 @@ class StateBeforeStep:
         "rates",
         "state",
         "state_indices",
+        "statistics",
         "whole",
     )
 
@@ -44,6 +68,7 @@ class StateBeforeStep:
         self.held = held
         self.gradients = gradients
         self.initial_gradients = list(gradients)
+        self.statistics: Statistics | None = None
         self.rates = rates
         self.magnitudes: BeforeUpdate | None = None
         self.parameters: list[ParameterBefore] = []

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import plain
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.run_totals import is_interrupted
+from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.builtin_rules import NEVER_STEPPED, SCHEDULER
 from traincheck.vocab.demand import Demand
@@ -36,13 +38,22 @@ OPEN = ("T_max", "total_iters")
 _CONTEXT = facts(kind=SCHEDULER)
 
 
-class ScheduleReadings:
+class _Unstepped(NamedTuple):
+    """A scheduler that no call has stepped: its name, and where it was built."""
+
+    name: str
+    site: str
+    scheduler: weakref.ref[Any]
+
+
+class ScheduleReadings(RecorderListener):
     """Takes the readings of schedulers at the end of each of their steps."""
 
     def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
-        self._unstepped: dict[str, tuple[str, str]] = {}  # by optimizer: a scheduler, and where it was built
+        self._unstepped: dict[str, _Unstepped] = {}  # by optimizer
+        self._follows = False
         self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
         recorder.after_gap("lifecycle", self._announced.clear, repeatable=True)
         recorder.after_gap("lifecycle", self._unstepped.clear)  # a step may not have been seen
@@ -55,21 +66,30 @@ class ScheduleReadings:
             name for name in ("lr", "last_epoch", "total", "span") if demand.takes_reading(SCHEDULER, name)
         ]
 
-    def built(self, name: str, optimizer: str) -> None:
+    def built(self, scheduler: Any, name: str, optimizer: str) -> None:
         """Note that the program builds a scheduler."""
         if self._reads_unstepped:
-            self._unstepped[optimizer] = name, self._recorder.sites.here()
+            if not self._follows:
+                self._follows = True
+                self._recorder.add_listener(self)
+            self._unstepped[optimizer] = _Unstepped(name, self._recorder.sites.here(), weakref.ref(scheduler))
 
     def stepped(self, optimizer: Any) -> None:
         """Note that the program steps a scheduler of an optimizer."""
         if self._unstepped:
             self._unstepped.pop(self._catalog.add_optimizer(optimizer), None)
 
+    def window_closed(self, cut: Cut) -> None:
+        """Forget schedulers that a library steps without their method: it sets the rates itself and counts (ignite)."""
+        for optimizer, (_, _, scheduler) in list(self._unstepped.items()):
+            if (getattr(scheduler(), "last_epoch", None) or 0) > 0:
+                self._unstepped.pop(optimizer, None)
+
     def report_unstepped(self) -> None:
         """Report schedulers that were never stepped, at the end of the run."""
         if self._recorder.steps.passes_ended < ENOUGH_PASSES or is_interrupted():
             return
-        for optimizer, (name, site) in self._unstepped.items():
+        for optimizer, (name, site, _) in self._unstepped.items():
             seq, context = self._recorder.next_seq(), facts(site=site)
             reading = Reading(seq, NO_CALL, name, SCHEDULER, NEVER_STEPPED, optimizer, context=context)
             self._recorder.record_reading(reading)

@@ -38,6 +38,8 @@ def guard(
 
     @functools.wraps(function)
     def safe(*args: Any, **kwargs: Any) -> R | None:
+        if is_traced is None:  # the interpreter ends, and has removed the globals
+            return None
         if is_traced() or FLAGS.get(EXPORTS) or not (recorder.watching or always):
             return None
         if not recorder.active or source in disabled or thread.suspended:

@@ -424,10 +424,19 @@ def _check_memory(computation: Computation, results: int) -> None:
 
 
 def _add(gradients: dict[int, torch.Tensor | None], key: int, grad: torch.Tensor | None) -> None:
-    if grad is not None:
+    if grad is not None and not _in_autograd_grad():
         with hidden_from_modes():
             before = gradients[key]
             gradients[key] = grad.detach().clone() if before is None else before + grad.detach()
+
+
+def _in_autograd_grad() -> bool:
+    """Whether a call of `torch.autograd.grad` computes the gradient, which a custom function makes in its backward
+    (adjoint methods): it adds nothing to the gradient of the leaf. Call in a hook."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != torch.autograd.__file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "grad"
 
 
 def _keep(arrived: list[torch.Tensor], grad: torch.Tensor | None) -> None:
