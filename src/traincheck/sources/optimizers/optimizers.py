@@ -337,11 +337,8 @@ class OptimizerSource(RecorderListener):
             self._cut = CutGradients(self.name, self._catalog, self._gradients, self._recorder)
         self._cut.step_ends(name)
 
-    def _record_parameters(
-        self, call: OpenCall, name: str, before: StateBeforeStep, statistics: Statistics | None
-    ) -> None:
-        """Record the changes of parameters. With `statistics` (after the step), an update of them alone counts as one
-        that is lost."""
+    def _record_parameters(self, call: OpenCall, name: str, before: StateBeforeStep, now: Statistics | None) -> None:
+        """Record the changes of parameters. An update of statistics alone (`now`, after it) counts as lost."""
         was, gradients, read, negligible = (
             before.parameters,
             before.gradients,
@@ -363,14 +360,7 @@ class OptimizerSource(RecorderListener):
             )
             for (variable, tensor), state in zip(before.held, read, strict=True)
         ]
-        gathered: Collection[int] = ()
-        if statistics is not None and before.statistics is not None:
-            held, earlier = before.held, before.statistics
-            gathered = {
-                index
-                for index, (_, tensor) in enumerate(held)
-                if statistics.get(id(tensor), ()) != earlier.get(id(tensor), ())
-            }
+        gathered = () if now is None else before.gathered(now)
         # A closure computes the gradients within the step, so none is there before it.
         filled: Collection[int] = ()
         if ("closure", True) in call.context:
@@ -390,10 +380,9 @@ class OptimizerSource(RecorderListener):
                 if not is_held and not self._should_be_updated(variable, gradient):
                     continue
                 is_graded = gradient == SOME or index in filled
-                lost = not changed and is_graded and index in gathered
-                lost = lost or (
-                    not changed and is_graded and lost_in_rounding(variable.tensor(), rate, read[index], version)
-                )
+                lost = not changed and is_graded
+                if lost and index not in gathered:
+                    lost = lost_in_rounding(variable.tensor(), rate, read[index], version)
                 if is_own:
                     own.add("changed" if changed else "lost" if lost else gradient)
                 if not records_changes:

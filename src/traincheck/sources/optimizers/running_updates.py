@@ -77,6 +77,13 @@ class StateBeforeStep:
         self.negligible: frozenset[int] = frozenset()
         self.state: dict[tuple[int, str], Fingerprint] = {}
 
+    def gathered(self, statistics: Statistics | None) -> set[int]:
+        """The indices of variables for which the update wrote to the optimizer's state, which is `statistics` now."""
+        if statistics is None or self.statistics is None:
+            return set()
+        ids = [id(tensor) for _, tensor in self.held]
+        return {index for index, key in enumerate(ids) if statistics.get(key, ()) != self.statistics.get(key, ())}
+
 
 class RunningUpdate(NamedTuple):
     """A step under way. `frame` is the function that called the step hook, because torch does not report a step that
