@@ -397,7 +397,7 @@ class VariableCatalog:
     def _add(self, tensor: torch.Tensor, name: str, *, owned: bool) -> Variable:
         variable = Variable(name, TensorReference(tensor), owned)
         with torch._C.DisableTorchFunction():
-            variable.filled = not is_empty(tensor)
+            variable.filled = torch.jit.is_tracing() or not is_empty(tensor)  # reading a size would be traced
         self._variables[id(tensor)] = variable
         return variable
 
