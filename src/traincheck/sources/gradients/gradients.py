@@ -360,7 +360,7 @@ class Gradients:
                 is_changed = old != new or (new == SOME and differs.get(index, False))
                 if is_changed or not scale_is_one:
                     context, owner = described[index]
-                    if index in taken and old == SOME and new != SOME and variable in self.fresh:
+                    if index in taken and old == SOME and new != SOME:
                         context = with_fact(context, TAKEN, True)
                     changes.append(_change(next_seq(), call, variable, old, new, is_changed, context, owner))
                 self._last[variable] = new

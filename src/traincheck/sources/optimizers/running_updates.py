@@ -77,12 +77,11 @@ class StateBeforeStep:
         self.negligible: frozenset[int] = frozenset()
         self.state: dict[tuple[int, str], Fingerprint] = {}
 
-    def gathered(self, statistics: Statistics | None) -> set[int]:
-        """The indices of variables for which the update wrote to the optimizer's state, which is `statistics` now."""
-        if statistics is None or self.statistics is None:
-            return set()
+    def gathered(self, now: Statistics) -> set[int]:
+        """The indices of variables for which the update wrote to the optimizer's state, which is `now` after it."""
+        earlier = self.statistics or {}
         ids = [id(tensor) for _, tensor in self.held]
-        return {index for index, key in enumerate(ids) if statistics.get(key, ()) != self.statistics.get(key, ())}
+        return {index for index, key in enumerate(ids) if now.get(key, ()) != earlier.get(key, ())}
 
 
 class RunningUpdate(NamedTuple):
