@@ -80,16 +80,18 @@ def _clean_findings(by_name: Mapping[str, Any]) -> list[str]:
 
 
 def row(package: Package, figures: Mapping[str, Any]) -> str:
-    """The line of a package."""
+    """The line of a package. A program or an error without figures is new in the list, and left out."""
     if package.skipped:
         return f"| {package.package} | | not run: {package.skipped} | | | | | | |"
-    programs = [figures["programs"][program.id] for program in package.programs]
+    ran = [program for program in package.programs if program.id in figures["programs"]]
+    programs = [figures["programs"][program.id] for program in ran]
     equal = sum(program["equal"] for program in programs)
     clean = [str(sum(len(program["findings"][book]) for program in programs)) for book in BOOKS]
-    errors = [figures["errors"][error.id] for error in package.errors if not error.family]
+    listed = [error.id for error in package.errors if not error.family]
+    errors = [figures["errors"][name] for name in listed if name in figures["errors"]]
     detected = [f"{sum(verdict(error[book]) == ERROR for error in errors)} of {len(errors)}" for book in BOOKS]
     times = "; ".join(_times(program) for program in programs)
-    about = "; ".join(program.about for program in package.programs)
+    about = "; ".join(program.about for program in ran)
     return (
         f"| {package.package} | {figures['version']} | {about} | {equal} of {len(programs)} | "
         f"{' | '.join(clean)} | {' | '.join(detected)} | {times} |"

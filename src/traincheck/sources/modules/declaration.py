@@ -28,6 +28,7 @@ MODULE_STATE = SourceDeclaration(
         "module.unset_statistics",
         "parameter.same_start",
         "model.stale_copy",
+        "model.average",
         "buffer.made",
     ),
 )

@@ -30,24 +30,19 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.construction import PerModule
 from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.modules.weight_averages import WeightAverages, elements_of, has_elements, is_varied
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import TensorReference, UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
-from traincheck.sources.tensors.reading import first_elements, hidden_from_modes, local_tensor, same_bits
-from traincheck.vocab.builtin_rules import MODEL, PARAMETER, SAME_START, STALE
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.vocab.builtin_rules import AVERAGE, MODEL, PARAMETER, SAME_START, STALE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import EVAL, NO_CALL, Reading
 from traincheck.vocab.facts import facts
 
 MAX_COPIES = 100_000
 """Copies of parameters that are followed, the first ones."""
-
-ELEMENTS = 64
-"""Elements of a parameter that are compared with later ones."""
-
-ENOUGH_ELEMENTS = 16
-"""Random numbers that are equal in so many elements are no chance."""
 
 MAX_STATES = 100_000
 """States of the random generator that are remembered, the first ones."""
@@ -92,7 +87,7 @@ class GeneratorStates:
 
 
 class ModelOrigins(RecorderListener):
-    """Takes readings of models that start with equal layers, and of stale copies that an evaluation calls.
+    """Takes readings of models that start with equal layers, of stale copies that an evaluation calls, and of averages.
 
     `copies` are the copies of parameters by id. While there are none, calls of models need not be noted.
     """
@@ -106,17 +101,19 @@ class ModelOrigins(RecorderListener):
         self._states = GeneratorStates(recorder)
         self._called: dict[int, weakref.ref[nn.Module]] = {}  # the models of this window
         self._reported: set[str] = set()
+        self._averages = WeightAverages(catalog, recorder)
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` requests."""
         self._finds_equal = demand.takes_reading(PARAMETER, SAME_START)
         self._finds_stale = demand.takes_reading(MODEL, STALE)
+        self._finds_averages = demand.takes_reading(MODEL, AVERAGE)
 
     @property
     def enabled(self) -> bool:
         """Whether any of these readings is requested."""
-        return self._finds_equal or self._finds_stale
+        return self._finds_equal or self._finds_stale or self._finds_averages
 
     def attach(self, undo: UndoStack) -> None:
         """Observe copies of parameters, and the registration of modules."""
@@ -141,7 +138,7 @@ class ModelOrigins(RecorderListener):
         if len(self.copies) >= MAX_COPIES or copy is original:
             return
         with hidden_from_modes():
-            elements = _elements(copy)
+            elements = elements_of(copy)
             if elements is not None:
                 key, copies = id(copy), self.copies
                 copies[key] = _Copied(
@@ -149,20 +146,28 @@ class ModelOrigins(RecorderListener):
                 )
                 self._originals.add(id(original))
                 self._recorder.add_listener(self)
+                if self._finds_averages:
+                    self._averages.note_copy(copy, original)
 
     # -- layers that start alike -----------------------------------------------------------------------------------
 
-    def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
+    def note_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
+        """A model is called for the first time."""
+        if self._finds_averages:
+            with hidden_from_modes():
+                self._averages.note_first_call(module)
+        if self._finds_equal and self._states.site:
+            self._report_equal(module, outermost, call)
+
+    def _report_equal(self, module: nn.Module, outermost: str, call: int) -> None:
         """Report the parameters of a new model that have the same random numbers."""
-        if not self._finds_equal or not self._states.site:
-            return
         by_start: dict[tuple[tuple[int, ...], int | None, bytes], dict[int, str]] = {}
         with hidden_from_modes():
             for path, inner in module.named_modules():
                 state = self._states.of(inner)
                 for name, parameter in inner._parameters.items() if state is not None else ():
-                    elements = None if parameter is None or self._is_copied(parameter) else _elements(parameter)
-                    if elements is not None and _is_varied(elements):
+                    elements = None if parameter is None or self._is_copied(parameter) else elements_of(parameter)
+                    if elements is not None and is_varied(elements):
                         start = tuple(elements.shape), state, elements.view(torch.uint8).cpu().numpy().tobytes()
                         by_start.setdefault(start, {}).setdefault(id(parameter), plain_name(f"{path}.{name}"))
         context = facts(site=self._states.site)
@@ -188,12 +193,12 @@ class ModelOrigins(RecorderListener):
         for parameter in module.parameters():
             copied = self.copies.get(id(parameter))
             original = None if copied is None else copied.original()
-            if copied is None or original is None or not _equals(parameter, copied.elements):
+            if copied is None or original is None or not has_elements(parameter, copied.elements):
                 return ""
             variable = self._catalog.find(original)
             if variable is not None and variable.holders:
                 trained = trained or variable.name.partition(".")[0]
-                differ = differ or not _equals(original, copied.elements)
+                differ = differ or not has_elements(original, copied.elements)
         return trained if differ else ""
 
     def window_closing(self, cut: Cut) -> None:
@@ -215,20 +220,3 @@ class ModelOrigins(RecorderListener):
                 self._reported.add(name)
                 reading = Reading(self._recorder.next_seq(), NO_CALL, name, MODEL, STALE, original)
                 self._recorder.record_reading(reading)
-
-
-def _elements(parameter: torch.Tensor) -> torch.Tensor | None:
-    dense: Any = local_tensor(parameter)
-    if dense is None or not dense.is_floating_point() or not dense.numel():
-        return None
-    elements: torch.Tensor = first_elements(dense).detach()[:ELEMENTS]
-    return elements
-
-
-def _is_varied(elements: torch.Tensor) -> bool:
-    return elements.numel() >= ENOUGH_ELEMENTS and not bool((elements == elements[0]).all())
-
-
-def _equals(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
-    now = _elements(parameter)
-    return now is not None and now.shape == elements.shape and same_bits(now, elements.to(now.device, now.dtype))

@@ -167,7 +167,7 @@ class ModuleStateSource:
         if CLASS in self._attributes:
             self._report(call, name, CLASS, class_name(class_of_model(module)))
         self._construction.report_first_call(module, name, call)
-        self._origins.report_first_call(module, name, call)
+        self._origins.note_first_call(module, name, call)
         if UNUSED_LAYERS in self._attributes:
             from traincheck.sources.modules.unused_layers import unused_layers  # not before the first call of a model
 

@@ -179,6 +179,6 @@ def autocast_settings() -> list[dict[str, Any]]:
 
 
 def has_compiled_code() -> bool:
-    """Return whether this process compiled anything: new hooks would then trigger recompilation."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["stats"].get("unique_graphs"))
+    """Return whether this process holds code that torch compiled: new hooks would then trigger recompilation."""
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    return convert_frame is not None and bool(convert_frame.output_codes.seen_ids)

@@ -1,0 +1,239 @@
+"""Watches copies of trained weights that a program moves towards them: averages, teachers and target networks.
+
+Note [The shares of an average]
+Each update of a moving average keeps a share of it and takes one of the trained weights. Both follow from the numbers
+before and after the update, if these are combinations of the average and the trained weights. Both should add up to
+one. An update that takes everything is a plain copy. One that takes nearly everything (a decay that is swapped with its
+complement) is no average, and one that takes nothing (of the average itself) never moves it. These are errors if two
+updates in a row have them, and the second takes no less: an average that starts takes less and less (1/n, or a decay
+that grows). Slow weights of an optimizer take up to `LARGEST_SHARE`. An average is updated after the trained weights,
+or before them, in the next step.
+
+A copy is a parameter that no optimizer holds. It is known from `copy.deepcopy`, or because it has the elements of one
+that an optimizer holds, when its model is called first. `PER_MODEL` parameters of each model are watched, in the first
+`UPDATES` of their updates. Rounding hides small shares. So a copy counts as unmoved only if the trained weights are so
+far away that a share of `SMALLEST_SHARE` would show; copies in half precision never are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.listener import RecorderListener
+from traincheck.sources.recording.patches import TensorReference
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.recording.step_tracker import Cut
+from traincheck.sources.tensors.reading import first_elements, hidden_from_modes, local_tensor, same_bits
+from traincheck.sources.tensors.storages import version_of
+from traincheck.vocab.builtin_rules import AVERAGE, MODEL
+from traincheck.vocab.events import NO_CALL, Reading
+
+ELEMENTS = 64
+"""Elements of a parameter that are compared with later ones."""
+
+PER_MODEL, UPDATES = 16, 8
+"""Parameters of a model that are watched, and updates of each."""
+
+ENOUGH_ELEMENTS = 16
+"""Random numbers that are equal in so many elements are no chance."""
+
+LARGEST_SHARE, COPY, SMALLEST_SHARE = 0.85, 0.9999, 3e-5
+
+UNMOVED, ELSEWHERE = "unmoved", "moved elsewhere"
+
+_TOLERANCE, _SUM_TOLERANCE = 0.01, 2e-5
+"""By how much shares may differ, and how far a moved copy may lie beside a combination; how far shares may differ from
+one together. Single precision rounds to 1e-7."""
+
+
+class _Pair:
+    """A copy of a parameter, and the parameter, with their elements at the last look at the memory of the copy."""
+
+    __slots__ = ("before", "copy", "original", "trained", "updates", "version")
+
+    def __init__(self, copy: torch.Tensor, original: torch.Tensor, elements: torch.Tensor) -> None:
+        self.copy, self.original = TensorReference(copy), TensorReference(original)
+        self.before = self.trained = elements
+        self.version, self.updates = version_of(copy), 0
+
+    def is_written(self) -> bool:
+        """Whether the memory of the copy was written to since the last look."""
+        copy = self.copy()
+        return copy is not None and version_of(copy) != self.version
+
+
+class _Moved(NamedTuple):
+    """Elements of a copy before and after an update, and those of the trained parameter at the same times."""
+
+    before: torch.Tensor
+    after: torch.Tensor
+    trained_before: torch.Tensor
+    trained: torch.Tensor
+    rounding: float
+
+
+_TRAINED_BEFORE, _TRAINED = 2, 3
+"""Numbers of these fields."""
+
+
+class Shares(NamedTuple):
+    """How much an update keeps of an average, and how much it takes of the trained weights."""
+
+    kept: float
+    taken: float
+
+    def is_copy(self) -> bool:
+        """Whether an update takes all."""
+        return abs(self.kept) < 1 - COPY
+
+    def add_up(self) -> bool:
+        """Whether they are one together."""
+        return abs(self.kept + self.taken - 1) < _SUM_TOLERANCE
+
+
+class WeightAverages(RecorderListener):
+    """Takes a reading for each model with a copy that does not average its weights."""
+
+    def __init__(self, catalog: VariableCatalog, recorder: Recorder) -> None:
+        self._catalog = catalog
+        self._recorder = recorder
+        self._pairs: dict[int, _Pair] = {}
+        self._last: dict[str, Shares | str | None] = {}  # by model: the last update
+        self._moves: set[str] = set()
+        self._reported: set[str] = set()
+
+    def note_copy(self, copy: torch.Tensor, original: torch.Tensor) -> None:
+        """A parameter is a copy of another one, as which it begins. Call it inside `hidden_from_modes()`."""
+        elements = elements_of(copy)
+        if elements is not None and id(copy) not in self._pairs and is_varied(elements):
+            self._pairs[id(copy)] = _Pair(copy, original, _exact(elements))
+            self._recorder.add_listener(self)
+
+    def note_first_call(self, module: nn.Module) -> None:
+        """A model is called for the first time: find its parameters that begin as copies."""
+        frozen = [parameter for parameter in module.parameters() if not self._is_trained(parameter)]
+        if not frozen:
+            return
+        self._catalog.refresh_holders()
+        shapes = {parameter.shape for parameter in frozen}
+        trained: dict[torch.Size, list[torch.Tensor]] = {}
+        for variable, tensor in self._catalog.living():
+            if variable.holders and tensor.shape in shapes:
+                trained.setdefault(tensor.shape, []).append(tensor)
+        for parameter in frozen if trained else ():
+            elements = elements_of(parameter)
+            for other in trained.get(parameter.shape, ()) if elements is not None else ():
+                if has_elements(other, elements):
+                    self.note_copy(parameter, other)
+                    break
+
+    def _is_trained(self, parameter: torch.Tensor) -> bool:
+        return parameter.requires_grad and torch.is_grad_enabled()
+
+    def window_closing(self, cut: Cut) -> None:
+        moved: dict[str, list[_Moved]] = {}
+        with hidden_from_modes():
+            if any(pair.is_written() for pair in self._pairs.values()):
+                self._catalog.refresh_holders()
+            for key, pair in list(self._pairs.items()):
+                copy, original = pair.copy(), pair.original()
+                if copy is None or original is None or pair.updates > UPDATES:
+                    del self._pairs[key]
+                elif pair.is_written():
+                    self._look_at(pair, copy, original, moved)
+            for name, together in moved.items():
+                self._judge(name, together)
+
+    def _look_at(self, pair: _Pair, copy: Any, original: Any, moved: dict[str, list[_Moved]]) -> None:
+        """Note how a copy that was written to moved."""
+        pair.version = version_of(copy)
+        pair.updates += 1
+        trained, average = self._catalog.find(original), self._catalog.find(copy)
+        after, now = elements_of(copy), elements_of(original)
+        if after is None or now is None or after.shape != now.shape:
+            return
+        before, pair.before = pair.before, _exact(after)
+        trained_before, pair.trained = pair.trained, _exact(now)
+        if trained is not None and trained.holders and (average is None or not average.holders):
+            together = moved.setdefault(trained.name.partition(".")[0], [])
+            if len(together) < PER_MODEL and before.shape == pair.before.shape:
+                rounding = torch.finfo(copy.dtype).eps * float(before.norm())
+                together.append(_Moved(before, pair.before, trained_before, pair.trained, rounding))
+
+    def _judge(self, name: str, together: Sequence[_Moved]) -> None:
+        now = shares_of(together)
+        before, self._last[name] = self._last.get(name), now
+        if isinstance(now, Shares) or now == ELSEWHERE:
+            self._moves.add(name)
+        found = ""
+        if now == before == UNMOVED and name not in self._moves:
+            found = "its updates leave it as it is"
+        elif isinstance(now, Shares) and isinstance(before, Shares):
+            found = _fault(before, now)
+        if found and name not in self._reported:
+            self._reported.add(name)
+            self._recorder.record_reading(Reading(self._recorder.next_seq(), NO_CALL, name, MODEL, AVERAGE, found))
+
+
+def _fault(before: Shares, now: Shares) -> str:
+    """What is wrong with two updates in a row; empty if nothing is."""
+    shares = f"each update keeps {now.kept:.3g} of it and takes {now.taken:.3g} of the trained weights"
+    if not now.add_up() and not before.add_up():
+        return f"{shares}, which is not one together"
+    if now.taken > LARGEST_SHARE and now.taken > before.taken - _TOLERANCE and not now.is_copy():
+        return shares
+    return ""
+
+
+def shares_of(together: Sequence[_Moved]) -> Shares | str | None:
+    """The shares of an update; `UNMOVED`, `ELSEWHERE`, or None if it cannot be told."""
+    before = torch.cat([moved.before for moved in together])
+    way = torch.cat([moved.after for moved in together]) - before
+    rounding, far = math.hypot(*(moved.rounding for moved in together)), float(way.norm())
+    goals = [torch.cat([moved[number] for moved in together]) for number in (_TRAINED, _TRAINED_BEFORE)]
+    goals = [goal for goal in goals if rounding < _TOLERANCE * float((goal - before).norm()) < math.inf]
+    if not goals or not math.isfinite(far):
+        return None
+    if far <= rounding:
+        return UNMOVED if rounding < SMALLEST_SHARE * float((goals[0] - before).norm()) else None
+    for goal in goals:
+        distance = goal - before
+        taken = float(way @ distance) / float(distance @ distance)
+        if float((way - taken * distance).norm()) <= _TOLERANCE * far + rounding:
+            return Shares(1 - taken, taken)
+    for goal in goals if far > rounding / _TOLERANCE else ():
+        both = torch.stack((before, goal), dim=1)
+        change, taken = torch.linalg.lstsq(both, way[:, None]).solution.flatten().tolist()
+        if float((way - change * before - taken * goal).norm()) <= _TOLERANCE * far:
+            return Shares(1 + change, taken)
+    return ELSEWHERE
+
+
+def elements_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The first elements of a parameter with floating point numbers that can be read, without a copy."""
+    dense: Any = local_tensor(parameter)
+    if dense is None or not dense.is_floating_point() or not dense.numel():
+        return None
+    elements: torch.Tensor = first_elements(dense).detach()[:ELEMENTS]
+    return elements
+
+
+def is_varied(elements: torch.Tensor) -> bool:
+    """Whether so many elements differ that equal ones elsewhere are no chance."""
+    return elements.numel() >= ENOUGH_ELEMENTS and not bool((elements == elements[0]).all())
+
+
+def has_elements(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
+    """Whether a parameter has these first elements."""
+    now = elements_of(parameter)
+    return now is not None and now.shape == elements.shape and same_bits(now, elements.to(now.device, now.dtype))
+
+
+def _exact(elements: torch.Tensor) -> torch.Tensor:
+    return elements.to("cpu", torch.float64, copy=True)
