@@ -134,7 +134,7 @@ class WeightAverages(RecorderListener):
                     break
 
     def _is_trained(self, parameter: torch.Tensor) -> bool:
-        return parameter.requires_grad and torch.is_grad_enabled()
+        return bool(parameter.requires_grad and torch.is_grad_enabled())
 
     def window_closing(self, cut: Cut) -> None:
         moved: dict[str, list[_Moved]] = {}
