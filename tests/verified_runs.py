@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 import traincheck
 from traincheck.trace.folder import RunFolder
@@ -42,6 +45,8 @@ class VerifiedRun(NamedTuple):
 
 def verified(folder: Path, steps: Iterable[object], every: int = 2) -> VerifiedRun:
     """Run a training, one step for each item of `steps`, with one of `every` steps verified."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # code that another test compiled would stay as it is, and some experiments leave it out
     with traincheck.checked(folder / "run", packs="none", verify_every=every, record="all", budget="1/1"):
         for _ in steps:
             pass

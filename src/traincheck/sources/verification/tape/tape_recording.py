@@ -3,7 +3,7 @@
 Note [Which operations are recorded]
 The mode sees each aten operation, below autograd. With gradients enabled, an operation is recorded if one of its
 arguments requires a gradient. With gradients disabled, only operations inside a custom `autograd.Function` are: there a
-tensor counts as a result if the same call of the function computed it. The frame of `Function.apply` on the stack shows
+tensor counts as a result if the same call of the function computed it. The frame of its forward on the stack shows
 that; no function of torch is patched. Reentrant checkpointing is such a function, too, but it runs the program's own
 code, in which `detach` ends the flow of gradients.
 
@@ -25,7 +25,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,10 +32,10 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from traincheck.sources.recording.dispatch_recording import DispatchRecording
-from traincheck.sources.recording.frames import local_values
 from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import PLAIN, hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
+from traincheck.sources.verification.tape.custom_functions import CustomFunctions
 from traincheck.sources.verification.tape.tape import (
     Computation,
     CustomFunction,
@@ -66,7 +65,6 @@ MAX_ENTRIES = 200_000
 MAX_COPIED = 256 * 1024**2
 """Bytes of memory that are copied because the program overwrites it."""
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__
 _CHECKPOINTING = "torch.utils.checkpoint"
 _CHANGED = Missing("the program changed a part of a result without gradients")
 
@@ -133,6 +131,7 @@ class TapeRecording(DispatchRecording):
         self._geometry: dict[tuple[Any, ...], Ref] = {}
         self._values = self._copied = 0
         self._ops: dict[Any, Operation] = {}
+        self._custom_functions = CustomFunctions()
         self._functions: dict[int, CustomFunction] = {}  # by region
         self._handles: list[Any] = []
         self.nested_no_grad = False
@@ -502,30 +501,22 @@ class TapeRecording(DispatchRecording):
 
     def _current_region(self) -> _Region:
         """Return the custom function whose forward this thread runs; number 0 without one."""
-        frame: FrameType | None = sys._getframe(3)
-        applies: list[FrameType] = []
-        while frame is not None:
-            if frame.f_code is _APPLY:
-                applies.append(frame)
-            frame = frame.f_back
-        if not applies:
+        calls = self._custom_functions.calls(sys._getframe(3))
+        if not calls:
             self._frame = 0
             return _NO_REGION
-        classes = [local_values(apply, ("cls",)).get("cls", torch.autograd.Function) for apply in applies]
-        own = [index for index, cls in enumerate(classes) if cls.__module__ != _CHECKPOINTING]
-        index = own[-1] if own else len(applies) - 1
-        key = id(applies[index])
+        own = [call for call in calls if call.cls.__module__ != _CHECKPOINTING]
+        outermost = own[-1] if own else calls[-1]
+        key = id(outermost.frame)
         if key != self._frame:
             self._frame = key
-            function = CustomFunction(classes[index], self._site(), transparent=not own)
+            function = CustomFunction(outermost.cls, self._site(), transparent=not own)
             self._values += 1
             self._region = _Region(self._values, function)
             self._functions[self._values] = function
-            arguments = local_values(applies[index], ("args",)).get("args", ())
             function.inputs = [
                 self._source(tensor, 0, False, is_written=False) if tensor.requires_grad else None
-                for tensor in arguments
-                if isinstance(tensor, torch.Tensor)
+                for tensor in outermost.tensors()
             ]
         return self._region
 
