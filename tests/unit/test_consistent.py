@@ -291,6 +291,19 @@ def test_a_validation_gives_the_training_mode_back() -> None:
     assert frozen.held == {restores} and frozen.variables == ("Net",)
 
 
+@pytest.mark.parametrize("updated", ["Net.a", "Temperature.a"])
+def test_a_model_that_is_not_trained_any_more_may_stay_in_evaluation_mode(updated: str) -> None:
+    """A program may fit some numbers of its own after the training of the model."""
+    script = Script()
+    script.window().forward(("module.training", "Net", True))
+    script.step(changes=[{"variable": "Net.a"}])
+    script.window("eval").forward(("module.training", "Net", False), grad=False)
+    script.window().forward()
+    script.step(changes=[{"variable": updated}])
+    found = of(script, Subject("module.training", "evaluation"))
+    assert [occasion.failed is not None for occasion in found] == [True] * (updated == "Net.a")
+
+
 def test_other_and_untrained_models_are_not_judged() -> None:
     script = Script()
     script.window().forward(("module.training", "Net", True))

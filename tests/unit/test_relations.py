@@ -300,6 +300,17 @@ def test_the_clipping_of_one_optimizer_is_not_in_the_cycle_of_another() -> None:
         assert prop not in adam.held and prop not in (adam.failed or ())
 
 
+def test_another_training_has_a_rhythm_of_its_own() -> None:
+    """A program may train one model from a loader, and then another one with all data."""
+    first, second = FETCH + clear() + backward() + update(), clear("Adam") + backward("Adam") + update("Adam")
+    cycle, fetched = Subject(BACKWARD, "cycle"), Property(PRECEDED_BY, "torch.utils.data.DataLoader.__next__")
+    both = of(APISequence, windows(*[first] * 5, *[second] * 5), cycle)
+    assert [fetched in occasion.held for occasion in both] == [False] * ESTABLISHED + [True] + [False] * 4
+    assert not any(fetched in (occasion.failed or ()) for occasion in both)
+    in_turns = of(APISequence, windows(*[first + FETCH + second] * 4, first + second), cycle)
+    assert fetched in (in_turns[-1].failed or ())
+
+
 def test_a_call_without_effect_keeps_no_rhythm() -> None:
     idle = clear() + backward() + update(changed=False)
     assert of(APISequence, windows(GOOD, idle, idle), CYCLE) == []

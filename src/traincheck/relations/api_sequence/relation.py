@@ -10,7 +10,9 @@ may clip the gradients of one.
 
 Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
-is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. A change
+is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. A call
+without a receiver, like a backward, begins anew where it touches parameters of an optimizer for the first time: a
+program may train several models one after another, each with a loop of its own. A change
 of state is expected where a program needs it. Gradients are cleared in a cycle whose backward adds to them (a program
 that writes gradients by hand need not). They are filled once they were set to none. See Note [Means and ends] in
 event_contain/relation.py.
@@ -107,12 +109,13 @@ class _Cycle:
         "family",
         "last",
         "of_optimizer",
+        "optimizers",
         "receiver",
         "regular",
         "variables",
     )
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, optimizers: frozenset[str]) -> None:
         self.receiver = call.receiver
         self.family = family(call.levels[-1])
         self.of_optimizer = self.family == OPTIMIZER
@@ -122,6 +125,12 @@ class _Cycle:
         self.regular: set[Property] = set()
         self.established: set[Property] = set()
         self.variables: dict[str, None] = {}
+        self.optimizers = optimizers  # those of the parameters that the calls touched, also in earlier trainings
+
+    def touches(self, optimizers: frozenset[str]) -> bool:
+        """Note the optimizers of a call. Returns False if it is the first one for one of them."""
+        known, self.optimizers = self.optimizers, self.optimizers | optimizers
+        return optimizers <= known or not known
 
     def note(self, token: _Token) -> None:
         """Record an event. Calls of the same class count only on the same receiver; changes, and calls that touched
@@ -170,23 +179,24 @@ class APISequence:
         if window.index != self._next_index:
             self._cycles.clear()
         self._next_index = window.index + 1
-        running: list[Call] = []  # the calls that end cycles and may hold further events, outermost first
+        running: list[tuple[Call, frozenset[str]]] = []  # calls that end cycles and may hold events, outermost first
         for token in _timeline(window):
-            while running and not _is_inside(token, running[-1], window):
-                yield from self._judge(running.pop(), window)
+            while running and not _is_inside(token, running[-1][0], window):
+                yield from self._judge(*running.pop(), window)
             if token.call is not None and token.call.kind == LIFECYCLE and token.effects:
-                running.append(token.call)
+                running.append((token.call, token.optimizers))
             for cycle in self._cycles.values():
                 cycle.note(token)
         while running:
-            yield from self._judge(running.pop(), window)
+            yield from self._judge(*running.pop(), window)
 
-    def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
+    def _judge(self, call: Call, optimizers: frozenset[str], window: Window) -> Iterator[Occasion]:
         for subject in self._subjects_of(call.levels):
             cycle = self._cycles.get((subject.api, call.receiver))
-            if cycle is None:
+            if cycle is None or not cycle.touches(optimizers):
                 # The events before the first call are incomplete: no cycle, no occasion.
-                self._cycles[subject.api, call.receiver] = _Cycle(call)
+                known = optimizers if cycle is None else cycle.optimizers
+                self._cycles[subject.api, call.receiver] = _Cycle(call, known)
                 continue
             held, failed = _judge_cycle(cycle, Property(PRECEDED_BY, call.levels[-1]))
             context = context_of(call.context, window.stage)

@@ -101,7 +101,7 @@ class ModelOrigins(RecorderListener):
         self._states = GeneratorStates(recorder)
         self._called: dict[int, weakref.ref[nn.Module]] = {}  # the models of this window
         self._reported: set[str] = set()
-        self._averages = WeightAverages(catalog, recorder)
+        self._averages = WeightAverages(source, catalog, recorder)
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.recording.recorder import Recorder
@@ -100,9 +100,10 @@ class Shares(NamedTuple):
 class WeightAverages(RecorderListener):
     """Takes a reading for each model with a copy that does not average its weights."""
 
-    def __init__(self, catalog: VariableCatalog, recorder: Recorder) -> None:
+    def __init__(self, source: str, catalog: VariableCatalog, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
+        self._look = recorder.guarded(source, self._look_at_copies)
         self._pairs: dict[int, _Pair] = {}
         self._last: dict[str, Shares | str | None] = {}  # by model: the last update
         self._moves: set[str] = set()
@@ -117,50 +118,53 @@ class WeightAverages(RecorderListener):
 
     def note_first_call(self, module: nn.Module) -> None:
         """A model is called for the first time: find its parameters that begin as copies."""
-        frozen = [parameter for parameter in module.parameters() if not self._is_trained(parameter)]
-        if not frozen:
+        without = not torch.is_grad_enabled()
+        frozen = [parameter for parameter in module.parameters() if without or not parameter.requires_grad]
+        if not frozen or any(map(nn.parameter.is_lazy, frozen)):
             return
         self._catalog.refresh_holders()
         shapes = {parameter.shape for parameter in frozen}
-        trained: dict[torch.Size, list[torch.Tensor]] = {}
+        trained: dict[tuple[torch.Size, bytes], torch.Tensor] = {}
         for variable, tensor in self._catalog.living():
-            if variable.holders and tensor.shape in shapes:
-                trained.setdefault(tensor.shape, []).append(tensor)
+            if _is_trained(variable, tensor) and not nn.parameter.is_lazy(tensor) and tensor.shape in shapes:
+                trained[tensor.shape, _bytes_of(tensor)] = tensor
         for parameter in frozen if trained else ():
-            elements = elements_of(parameter)
-            for other in trained.get(parameter.shape, ()) if elements is not None else ():
-                if has_elements(other, elements):
-                    self.note_copy(parameter, other)
-                    break
-
-    def _is_trained(self, parameter: torch.Tensor) -> bool:
-        return bool(parameter.requires_grad and torch.is_grad_enabled())
+            original = trained.get((parameter.shape, _bytes_of(parameter)))
+            if original is not None:
+                self.note_copy(parameter, original)
 
     def window_closing(self, cut: Cut) -> None:
+        self._look()
+
+    def _look_at_copies(self) -> None:
+        """Judge the copies that were written to, and forget those that need no further look."""
         moved: dict[str, list[_Moved]] = {}
         with hidden_from_modes():
             if any(pair.is_written() for pair in self._pairs.values()):
                 self._catalog.refresh_holders()
             for key, pair in list(self._pairs.items()):
                 copy, original = pair.copy(), pair.original()
-                if copy is None or original is None or pair.updates > UPDATES:
+                is_over = copy is None or original is None or pair.updates > UPDATES
+                if is_over or _is_trained(self._catalog.find(copy), copy):
                     del self._pairs[key]
                 elif pair.is_written():
                     self._look_at(pair, copy, original, moved)
             for name, together in moved.items():
                 self._judge(name, together)
+        if not self._pairs:
+            self._recorder.remove_listener(self)
 
     def _look_at(self, pair: _Pair, copy: Any, original: Any, moved: dict[str, list[_Moved]]) -> None:
         """Note how a copy that was written to moved."""
         pair.version = version_of(copy)
         pair.updates += 1
-        trained, average = self._catalog.find(original), self._catalog.find(copy)
+        trained = self._catalog.find(original)
         after, now = elements_of(copy), elements_of(original)
         if after is None or now is None or after.shape != now.shape:
             return
         before, pair.before = pair.before, _exact(after)
         trained_before, pair.trained = pair.trained, _exact(now)
-        if trained is not None and trained.holders and (average is None or not average.holders):
+        if trained is not None and _is_trained(trained, original):
             together = moved.setdefault(trained.name.partition(".")[0], [])
             if len(together) < PER_MODEL and before.shape == pair.before.shape:
                 rounding = torch.finfo(copy.dtype).eps * float(before.norm())
@@ -233,6 +237,16 @@ def has_elements(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
     """Whether a parameter has these first elements."""
     now = elements_of(parameter)
     return now is not None and now.shape == elements.shape and same_bits(now, elements.to(now.device, now.dtype))
+
+
+def _is_trained(variable: Variable | None, parameter: torch.Tensor) -> bool:
+    """Whether an optimizer updates a parameter. Programs often give it the frozen ones as well."""
+    return variable is not None and bool(variable.holders) and parameter.requires_grad
+
+
+def _bytes_of(parameter: torch.Tensor) -> bytes:
+    elements = elements_of(parameter)
+    return b"" if elements is None else elements.view(torch.uint8).cpu().numpy().tobytes()
 
 
 def _exact(elements: torch.Tensor) -> torch.Tensor:

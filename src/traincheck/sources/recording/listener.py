@@ -69,6 +69,11 @@ class Listeners:
             self._listeners.append(listener)
             self._select()
 
+    def remove(self, listener: RecorderListener) -> None:
+        """No longer call the methods of `listener`."""
+        self._listeners = [added for added in self._listeners if added is not listener]
+        self._select()
+
     def _select(self) -> None:
         select = self._overrides
         self.between_calls: Callable[[], object] = _one_function(select("between_calls"))

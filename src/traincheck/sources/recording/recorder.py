@@ -116,6 +116,11 @@ class Recorder:
         self._listeners.add(listener)
         self.between_calls = self._listeners.between_calls
 
+    def remove_listener(self, listener: RecorderListener) -> None:
+        """No longer call the methods of `listener`. It may be added again."""
+        self._listeners.remove(listener)
+        self.between_calls = self._listeners.between_calls
+
     def raise_suspicion(self) -> None:
         """A rule was violated. May be called from any thread."""
         for suspicion_raised in self._listeners.suspicion_raised:
