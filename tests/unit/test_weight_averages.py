@@ -64,6 +64,12 @@ def of_all_steps(average: nn.Module, model: nn.Module, step: int) -> None:
     of_decay(average, model, step, kept=step / (step + 1), taken=1 / (step + 1))
 
 
+def of_a_power(average: nn.Module, model: nn.Module, step: int) -> None:
+    """The average of Karras et al. (2024), which forgets its first weights faster than others."""
+    kept = (step / (step + 1)) ** 17.97
+    of_decay(average, model, step, kept=kept, taken=1 - kept)
+
+
 def a_copy(average: nn.Module, model: nn.Module, step: int) -> None:
     average.load_state_dict(model.state_dict())
 
@@ -154,6 +160,7 @@ def test_an_average_that_is_none_is_an_error(tmp_path: Path, program: Callable[[
         partial(with_average, partial(of_decay, kept=0.9999, taken=0.0001)),
         partial(with_average, that_warms_up),
         partial(with_average, of_all_steps, evaluates=True),
+        partial(with_average, of_a_power),
         partial(with_average, a_copy),
         partial(with_average, a_copy, before=True),
         partial(with_average, a_copy_at_times),

@@ -5,9 +5,9 @@ Each update of a moving average keeps a share of it and takes one of the trained
 before and after the update, if these are combinations of the average and the trained weights. Both should add up to
 one. An update that takes everything is a plain copy. One that takes nearly everything (a decay that is swapped with its
 complement) is no average, and one that takes nothing (of the average itself) never moves it. These are errors if two
-updates in a row have them, and the second takes no less: an average that starts takes less and less (1/n, or a decay
-that grows). Slow weights of an optimizer take up to `LARGEST_SHARE`. An average is updated after the trained weights,
-or before them, in the next step.
+updates in a row have them, and the second keeps no more: an average that starts keeps more and more (1 - 1/n, a power
+of it, or a decay that grows). Slow weights of an optimizer take up to `LARGEST_SHARE`. An average is updated after the
+trained weights, or before them, in the next step.
 
 A copy is a parameter that no optimizer holds. It is known from `copy.deepcopy`, or because it has the elements of one
 that an optimizer holds, when its model is called first. `PER_MODEL` parameters of each model are watched, in the first
@@ -47,9 +47,9 @@ LARGEST_SHARE, COPY, SMALLEST_SHARE = 0.85, 0.9999, 3e-5
 
 UNMOVED, ELSEWHERE = "unmoved", "moved elsewhere"
 
-_TOLERANCE, _SUM_TOLERANCE = 0.01, 2e-5
-"""By how much shares may differ, and how far a moved copy may lie beside a combination; how far shares may differ from
-one together. Single precision rounds to 1e-7."""
+_TOLERANCE, _SUM_TOLERANCE, _GROWTH = 0.01, 2e-5, 1.1
+"""How far a moved copy may lie beside a combination, and how far shares may differ from one together (single precision
+rounds to 1e-7); from which factor on a share that is kept grows."""
 
 
 class _Pair:
@@ -190,7 +190,7 @@ def _fault(before: Shares, now: Shares) -> str:
     shares = f"each update keeps {now.kept:.3g} of it and takes {now.taken:.3g} of the trained weights"
     if not now.add_up() and not before.add_up():
         return f"{shares}, which is not one together"
-    if now.taken > LARGEST_SHARE and now.taken > before.taken - _TOLERANCE and not now.is_copy():
+    if now.taken > LARGEST_SHARE and not now.is_copy() and now.kept < _GROWTH * before.kept + 1 - COPY:
         return shares
     return ""
 
