@@ -84,7 +84,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
         f"{len(readings)} parameters are equal, and the seed was the same when they were made"
     ),
     STALE_COPY: lambda readings: f"it is a copy of {readings[0].value}, which training has changed since",
-    NO_AVERAGE: lambda readings: f"of a copy of this model, {readings[0].value}",
+    NO_AVERAGE: lambda readings: str(readings[0].value),
     UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
     COPIES: lambda _: "",

@@ -177,7 +177,7 @@ class WeightAverages(RecorderListener):
             self._moves.add(name)
         found = ""
         if now == before == UNMOVED and name not in self._moves:
-            found = "its updates leave it as it is"
+            found = "the updates of a copy of this model leave the copy as it is"
         elif isinstance(now, Shares) and isinstance(before, Shares):
             found = _fault(before, now)
         if found and name not in self._reported:
@@ -187,7 +187,8 @@ class WeightAverages(RecorderListener):
 
 def _fault(before: Shares, now: Shares) -> str:
     """What is wrong with two updates in a row; empty if nothing is."""
-    shares = f"each update keeps {now.kept:.3g} of it and takes {now.taken:.3g} of the trained weights"
+    taken = f"takes {now.taken:.3g} of the trained weights"
+    shares = f"each update of a copy of this model keeps {now.kept:.3g} of the copy and {taken}"
     if not now.add_up() and not before.add_up():
         return f"{shares}, which is not one together"
     if now.taken > LARGEST_SHARE and not now.is_copy() and now.kept < _GROWTH * before.kept + 1 - COPY:
