@@ -188,7 +188,7 @@ def test_a_step_takes_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
 LOOKS = ("item", "__bool__", "__float__", "__int__", "__index__", "tolist", "cpu", "numpy")
 """Operations that make the program wait for a tensor."""
 
-AT_FIRST = ("_compare_buffers", "_report_equal", "is_varied", "_bytes_of")
+AT_FIRST = ("_compare_buffers", "_report_equal", "is_varied", "bytes_of")
 """Components that read a model when they first see it."""
 
 OF_NUMBERS = ("total_norm", "module_added")

@@ -9,7 +9,7 @@ DIAGNOSIS = Diagnosis(
     slug="average-does-not-average",
     title="A moving average of weights does not average them",
     problem="The program updates a copy of the trained model as a moving average, a teacher or a target network. But "
-    "each update takes nearly everything from the trained weights, or nothing, or shares that are not one together.",
+    "each update takes nearly everything from the trained weights, or nothing, or shares that do not add up to one.",
     advice=(
         "If an update keeps little of the average: exchange the decay and its complement, (1 - decay).",
         "If the average never moves: look which model the update reads from.",

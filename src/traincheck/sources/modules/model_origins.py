@@ -30,7 +30,7 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.construction import PerModule
 from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.modules.weight_averages import WeightAverages, elements_of, has_elements, is_varied
+from traincheck.sources.modules.weight_averages import WeightAverages, bytes_of, elements_of, has_elements, is_varied
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import TensorReference, UndoStack
 from traincheck.sources.recording.recorder import Recorder
@@ -168,7 +168,7 @@ class ModelOrigins(RecorderListener):
                 for name, parameter in inner._parameters.items() if state is not None else ():
                     elements = None if parameter is None or self._is_copied(parameter) else elements_of(parameter)
                     if elements is not None and is_varied(elements):
-                        start = tuple(elements.shape), state, elements.view(torch.uint8).cpu().numpy().tobytes()
+                        start = tuple(elements.shape), state, bytes_of(elements)
                         by_start.setdefault(start, {}).setdefault(id(parameter), plain_name(f"{path}.{name}"))
         context = facts(site=self._states.site)
         for names in by_start.values():  # a parameter of two modules is one

@@ -48,7 +48,7 @@ LARGEST_SHARE, COPY, SMALLEST_SHARE = 0.85, 0.9999, 3e-5
 UNMOVED, ELSEWHERE = "unmoved", "moved elsewhere"
 
 _TOLERANCE, _SUM_TOLERANCE, _GROWTH = 0.01, 2e-5, 1.1
-"""How far a moved copy may lie beside a combination, and how far shares may differ from one together (single precision
+"""How far a moved copy may lie beside a combination, and how far the sum of shares may be from one (single precision
 rounds to 1e-7); from which factor on a share that is kept grows."""
 
 
@@ -62,10 +62,10 @@ class _Pair:
         self.before = self.trained = elements
         self.version, self.updates = version_of(copy), 0
 
-    def is_written(self) -> bool:
-        """Whether the memory of the copy was written to since the last look."""
+    def has_changed(self) -> bool:
+        """Whether the copy is gone, or its memory was written to since the last look."""
         copy = self.copy()
-        return copy is not None and version_of(copy) != self.version
+        return copy is None or version_of(copy) != self.version
 
 
 class _Moved(NamedTuple):
@@ -76,10 +76,6 @@ class _Moved(NamedTuple):
     trained_before: torch.Tensor
     trained: torch.Tensor
     rounding: float
-
-
-_TRAINED_BEFORE, _TRAINED = 2, 3
-"""Numbers of these fields."""
 
 
 class Shares(NamedTuple):
@@ -93,7 +89,7 @@ class Shares(NamedTuple):
         return abs(self.kept) < 1 - COPY
 
     def add_up(self) -> bool:
-        """Whether they are one together."""
+        """Whether they add up to one."""
         return abs(self.kept + self.taken - 1) < _SUM_TOLERANCE
 
 
@@ -140,14 +136,15 @@ class WeightAverages(RecorderListener):
         """Judge the copies that were written to, and forget those that need no further look."""
         moved: dict[str, list[_Moved]] = {}
         with hidden_from_modes():
-            if any(pair.is_written() for pair in self._pairs.values()):
-                self._catalog.refresh_holders()
+            if not any(pair.has_changed() for pair in self._pairs.values()):
+                return  # as in each step of a program that keeps a frozen copy
+            self._catalog.refresh_holders()
             for key, pair in list(self._pairs.items()):
                 copy, original = pair.copy(), pair.original()
                 is_over = copy is None or original is None or pair.updates > UPDATES
                 if is_over or _is_trained(self._catalog.find(copy), copy):
                     del self._pairs[key]
-                elif pair.is_written():
+                elif pair.has_changed():
                     self._look_at(pair, copy, original, moved)
             for name, together in moved.items():
                 self._judge(name, together)
@@ -190,7 +187,7 @@ def _fault(before: Shares, now: Shares) -> str:
     taken = f"takes {now.taken:.3g} of the trained weights"
     shares = f"each update of a copy of this model keeps {now.kept:.3g} of the copy and {taken}"
     if not now.add_up() and not before.add_up():
-        return f"{shares}, which is not one together"
+        return f"{shares}, which do not add up to one"
     if now.taken > LARGEST_SHARE and not now.is_copy() and now.kept < _GROWTH * before.kept + 1 - COPY:
         return shares
     return ""
@@ -201,8 +198,10 @@ def shares_of(together: Sequence[_Moved]) -> Shares | str | None:
     before = torch.cat([moved.before for moved in together])
     way = torch.cat([moved.after for moved in together]) - before
     rounding, far = math.hypot(*(moved.rounding for moved in together)), float(way.norm())
-    goals = [torch.cat([moved[number] for moved in together]) for number in (_TRAINED, _TRAINED_BEFORE)]
-    goals = [goal for goal in goals if rounding < _TOLERANCE * float((goal - before).norm()) < math.inf]
+    trained = [moved.trained for moved in together], [moved.trained_before for moved in together]
+    goals = [
+        goal for goal in map(torch.cat, trained) if rounding < _TOLERANCE * float((goal - before).norm()) < math.inf
+    ]
     if not goals or not math.isfinite(far):
         return None
     if far <= rounding:
@@ -234,6 +233,12 @@ def is_varied(elements: torch.Tensor) -> bool:
     return elements.numel() >= ENOUGH_ELEMENTS and not bool((elements == elements[0]).all())
 
 
+def bytes_of(elements: torch.Tensor) -> bytes:
+    """The contents of elements, which are equal for equal bits."""
+    contents: bytes = elements.view(torch.uint8).cpu().numpy().tobytes()
+    return contents
+
+
 def has_elements(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
     """Whether a parameter has these first elements."""
     now = elements_of(parameter)
@@ -247,7 +252,7 @@ def _is_trained(variable: Variable | None, parameter: torch.Tensor) -> bool:
 
 def _bytes_of(parameter: torch.Tensor) -> bytes:
     elements = elements_of(parameter)
-    return b"" if elements is None else elements.view(torch.uint8).cpu().numpy().tobytes()
+    return b"" if elements is None else bytes_of(elements)
 
 
 def _exact(elements: torch.Tensor) -> torch.Tensor:
