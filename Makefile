@@ -15,7 +15,7 @@ PIP_FLAGS := --no-compile --disable-pip-version-check
 PINNED := $(PIP_FLAGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check check-source check-house test-all test-python bench bench-detection bench-public bench-mutants stacks corpus transfer corruption packs docs dist clean
+.PHONY: help demo test check check-source check-house test-all test-python bench bench-detection bench-overhead bench-public bench-mutants stacks corpus transfer corruption packs docs dist clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +58,7 @@ test-python: $(VENV_VERSION)/.ready  ## Unit, property and end-to-end tests on a
 	$(VENV_VERSION)/bin/pytest -n 2 --dist worksteal -m "not long" tests/unit tests/property tests/e2e
 
 bench: $(READY)  ## The benchmarks: cost of observing and learning, transfer of rules, detection
-	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.overhead --keep
 	$(BIN)/python -m benchmarks.transfer
 	$(BIN)/python -m benchmarks.detection
 	$(BIN)/python -m benchmarks.ranks
@@ -69,6 +69,9 @@ bench: $(READY)  ## The benchmarks: cost of observing and learning, transfer of 
 
 bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,... for a part of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.detection --cases "$(CASES)"
+
+bench-overhead: $(READY)  ## The cost of a step, plain, recorded and checked; fails if a ratio is worse than the published one
+	$(BIN)/python -m benchmarks.overhead $(ARGS)
 
 bench-public: $(VENV_PUBLIC)/.ready  ## Public training programs, plain and checked; SRC=DIR of clones, ONLY=id,... for a part
 	$(VENV_PUBLIC)/bin/python -m benchmarks.public --src "$(SRC)" --only "$(ONLY)"

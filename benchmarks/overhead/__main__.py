@@ -5,6 +5,9 @@ over the rounds of its median step time, divided by that of the plain program in
 the mean step time, because some short steps carry the work of several. --start-up measures only the time that the
 commands add to a short program, see start_up.py. --device measures language models on an accelerator, see
 device_models.py.
+
+A ratio is worse if it is above the published one in every round. The command then ends with exit code 1, and publishes
+nothing; --keep publishes nevertheless.
 """
 
 from __future__ import annotations
@@ -19,11 +22,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from rich.console import Console
+
 from benchmarks.machine import machine
 from benchmarks.overhead.device_models import DEFAULT, DEVICE_WORKLOADS, Extent, measure_device
 from benchmarks.overhead.device_models import MODES as DEVICE_MODES
 from benchmarks.overhead.start_up import start_up
 from benchmarks.overhead.step_times import TRAINCHECK, ratio, timed, where
+from benchmarks.overhead.worsened import table, worsened
 from benchmarks.page import write_page
 from traincheck.runtime.recording.retention import FARTHEST, IN_A_ROW
 from traincheck.trace.reader import count_windows
@@ -39,7 +45,7 @@ TIMED_FROM = "10"
 """The first steps are not timed, see workloads/timing.py; they are watched."""
 
 
-def main() -> None:
+def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--workload", action="append", choices=(*WORKLOADS, *DEVICE_WORKLOADS))
@@ -48,6 +54,7 @@ def main() -> None:
     options.add_argument("--device", help="measure language models on this device, such as cuda, and nothing else")
     options.add_argument("--mode", action="append", choices=DEVICE_MODES, help="with --device: only these modes")
     options.add_argument("--steps", type=int, default=40, help="with --device: steps that each process times")
+    options.add_argument("--keep", action="store_true", help="publish the ratios even if one is worse")
     options.add_argument("--out", type=Path, help="with --device: result file (results/overhead-DEVICE.json)")
     chosen = options.parse_args()
     suitable = DEVICE_WORKLOADS if chosen.device else WORKLOADS
@@ -56,23 +63,31 @@ def main() -> None:
     if chosen.device:
         extent = Extent(chosen.rounds, chosen.steps, chosen.mode or tuple(DEVICE_MODES))
         measure_device(chosen.device, chosen.workload or DEFAULT, extent, chosen.out)
-        return
+        return 0
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    published = before.get("workloads", {})
     results: dict[str, object] = {"workloads": {}, **before, "machine": machine()}
+    worse: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
         if not chosen.start_up:
             names = chosen.workload or WORKLOADS
             measured = {name: measure(name, chosen.rounds, Path(scratch)) for name in names}
-            others = before.get("workloads", {}) if chosen.workload else {}  # they stay as they are
+            others = published if chosen.workload else {}  # they stay as they are
             results.update(rounds=chosen.rounds, workloads={**others, **measured})
-            for name, result in measured.items():
-                print(f"{name}: {json.dumps(result)}")
+            Console().print(table(measured, published))
+            worse = worsened(measured, published)
         if chosen.start_up or not chosen.workload:
             results["start_up"] = start_up(chosen.start_rounds, Path(scratch))
             print(f"start-up: {json.dumps(results['start_up'])}")
+    for line in worse:
+        print(f"worse: {line}")
+    if worse and not chosen.keep:
+        print("Nothing is published (--keep publishes it nevertheless).")
+        return 1
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     write_page()
+    return 0
 
 
 def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
@@ -151,4 +166,4 @@ def run(command: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,7 +19,7 @@ whose parameters lie on the CPU when they become part of a model count.
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import xxhash
@@ -30,16 +30,18 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.construction import PerModule
 from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.modules.weight_averages import WeightAverages, bytes_of, elements_of, has_elements, is_varied
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import TensorReference, UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
-from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.tensors.reading import bytes_of, hidden_from_modes, is_varied, leading_floats, starts_with
 from traincheck.vocab.builtin_rules import AVERAGE, MODEL, PARAMETER, SAME_START, STALE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import EVAL, NO_CALL, Reading
 from traincheck.vocab.facts import facts
+
+if TYPE_CHECKING:
+    from traincheck.sources.modules.weight_averages import WeightAverages
 
 MAX_COPIES = 100_000
 """Copies of parameters that are followed, the first ones."""
@@ -101,7 +103,7 @@ class ModelOrigins(RecorderListener):
         self._states = GeneratorStates(recorder)
         self._called: dict[int, weakref.ref[nn.Module]] = {}  # the models of this window
         self._reported: set[str] = set()
-        self._averages = WeightAverages(source, catalog, recorder)
+        self._weight_averages: WeightAverages | None = None
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
@@ -138,7 +140,7 @@ class ModelOrigins(RecorderListener):
         if len(self.copies) >= MAX_COPIES or copy is original:
             return
         with hidden_from_modes():
-            elements = elements_of(copy)
+            elements = leading_floats(copy)
             if elements is not None:
                 key, copies = id(copy), self.copies
                 copies[key] = _Copied(
@@ -149,13 +151,25 @@ class ModelOrigins(RecorderListener):
                 if self._finds_averages:
                     self._averages.note_copy(copy, original)
 
+    @property
+    def _averages(self) -> WeightAverages:
+        """What watches averages. It is imported for the first copy, because most programs make none."""
+        if self._weight_averages is None:
+            from traincheck.sources.modules.weight_averages import WeightAverages
+
+            self._weight_averages = WeightAverages(self._source, self._catalog, self._recorder)
+        return self._weight_averages
+
     # -- layers that start alike -----------------------------------------------------------------------------------
 
     def note_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
         """A model is called for the first time."""
         if self._finds_averages:
-            with hidden_from_modes():
-                self._averages.note_first_call(module)
+            self._catalog.refresh_holders()
+            others = [parameter for parameter in module.parameters() if not self._catalog.is_trained(parameter)]
+            if others:
+                with hidden_from_modes():
+                    self._averages.note_first_call(others)
         if self._finds_equal and self._states.site:
             self._report_equal(module, outermost, call)
 
@@ -166,7 +180,7 @@ class ModelOrigins(RecorderListener):
             for path, inner in module.named_modules():
                 state = self._states.of(inner)
                 for name, parameter in inner._parameters.items() if state is not None else ():
-                    elements = None if parameter is None or self._is_copied(parameter) else elements_of(parameter)
+                    elements = None if parameter is None or self._is_copied(parameter) else leading_floats(parameter)
                     if elements is not None and is_varied(elements):
                         start = tuple(elements.shape), state, bytes_of(elements)
                         by_start.setdefault(start, {}).setdefault(id(parameter), plain_name(f"{path}.{name}"))
@@ -193,12 +207,12 @@ class ModelOrigins(RecorderListener):
         for parameter in module.parameters():
             copied = self.copies.get(id(parameter))
             original = None if copied is None else copied.original()
-            if copied is None or original is None or not has_elements(parameter, copied.elements):
+            if copied is None or original is None or not starts_with(parameter, copied.elements):
                 return ""
             variable = self._catalog.find(original)
             if variable is not None and variable.holders:
                 trained = trained or variable.name.partition(".")[0]
-                differ = differ or not has_elements(original, copied.elements)
+                differ = differ or not starts_with(original, copied.elements)
         return trained if differ else ""
 
     def window_closing(self, cut: Cut) -> None:

@@ -394,6 +394,11 @@ class VariableCatalog:
         variable = self._variables.get(id(tensor))
         return variable if variable is not None and variable.tensor() is tensor else None
 
+    def is_trained(self, tensor: torch.Tensor) -> bool:
+        """Whether an optimizer updates a parameter. Programs often give it the frozen ones as well."""
+        variable = self.find(tensor)
+        return variable is not None and bool(variable.holders) and tensor.requires_grad
+
     def _add(self, tensor: torch.Tensor, name: str, *, owned: bool) -> Variable:
         variable = Variable(name, TensorReference(tensor), owned)
         with torch._C.DisableTorchFunction():

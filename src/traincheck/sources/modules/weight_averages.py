@@ -24,24 +24,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from traincheck.sources.modules.variables import Variable, VariableCatalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
-from traincheck.sources.tensors.reading import first_elements, hidden_from_modes, local_tensor, same_bits
+from traincheck.sources.tensors.reading import bytes_of, hidden_from_modes, is_varied, leading_floats
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.builtin_rules import AVERAGE, MODEL
 from traincheck.vocab.events import NO_CALL, Reading
 
-ELEMENTS = 64
-"""Elements of a parameter that are compared with later ones."""
-
 PER_MODEL, UPDATES = 16, 8
 """Parameters of a model that are watched, and updates of each."""
-
-ENOUGH_ELEMENTS = 16
-"""Random numbers that are equal in so many elements are no chance."""
 
 LARGEST_SHARE, COPY, SMALLEST_SHARE = 0.85, 0.9999, 3e-5
 
@@ -107,24 +101,22 @@ class WeightAverages(RecorderListener):
 
     def note_copy(self, copy: torch.Tensor, original: torch.Tensor) -> None:
         """A parameter is a copy of another one, as which it begins. Call it inside `hidden_from_modes()`."""
-        elements = elements_of(copy)
+        elements = leading_floats(copy)
         if elements is not None and id(copy) not in self._pairs and is_varied(elements):
             self._pairs[id(copy)] = _Pair(copy, original, _exact(elements))
             self._recorder.add_listener(self)
 
-    def note_first_call(self, module: nn.Module) -> None:
-        """A model is called for the first time: find its parameters that begin as copies."""
-        without = not torch.is_grad_enabled()
-        frozen = [parameter for parameter in module.parameters() if without or not parameter.requires_grad]
-        if not frozen or any(map(nn.parameter.is_lazy, frozen)):
+    def note_first_call(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A model with these parameters, which no optimizer updates, is called for the first time: find those that
+        begin as copies."""
+        if any(map(nn.parameter.is_lazy, parameters)):
             return
-        self._catalog.refresh_holders()
-        shapes = {parameter.shape for parameter in frozen}
+        shapes = {parameter.shape for parameter in parameters}
         trained: dict[tuple[torch.Size, bytes], torch.Tensor] = {}
-        for variable, tensor in self._catalog.living():
-            if _is_trained(variable, tensor) and not nn.parameter.is_lazy(tensor) and tensor.shape in shapes:
+        for _, tensor in self._catalog.living():
+            if self._catalog.is_trained(tensor) and not nn.parameter.is_lazy(tensor) and tensor.shape in shapes:
                 trained[tensor.shape, _bytes_of(tensor)] = tensor
-        for parameter in frozen if trained else ():
+        for parameter in parameters if trained else ():
             original = trained.get((parameter.shape, _bytes_of(parameter)))
             if original is not None:
                 self.note_copy(parameter, original)
@@ -142,7 +134,7 @@ class WeightAverages(RecorderListener):
             for key, pair in list(self._pairs.items()):
                 copy, original = pair.copy(), pair.original()
                 is_over = copy is None or original is None or pair.updates > UPDATES
-                if is_over or _is_trained(self._catalog.find(copy), copy):
+                if is_over or self._catalog.is_trained(copy):
                     del self._pairs[key]
                 elif pair.has_changed():
                     self._look_at(pair, copy, original, moved)
@@ -155,13 +147,13 @@ class WeightAverages(RecorderListener):
         """Note how a copy that was written to moved."""
         pair.version = version_of(copy)
         pair.updates += 1
-        trained = self._catalog.find(original)
-        after, now = elements_of(copy), elements_of(original)
+        after, now = leading_floats(copy), leading_floats(original)
         if after is None or now is None or after.shape != now.shape:
             return
         before, pair.before = pair.before, _exact(after)
         trained_before, pair.trained = pair.trained, _exact(now)
-        if trained is not None and _is_trained(trained, original):
+        trained = self._catalog.find(original)
+        if trained is not None and self._catalog.is_trained(original):
             together = moved.setdefault(trained.name.partition(".")[0], [])
             if len(together) < PER_MODEL and before.shape == pair.before.shape:
                 rounding = torch.finfo(copy.dtype).eps * float(before.norm())
@@ -219,39 +211,8 @@ def shares_of(together: Sequence[_Moved]) -> Shares | str | None:
     return ELSEWHERE
 
 
-def elements_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The first elements of a parameter with floating point numbers that can be read, without a copy."""
-    dense: Any = local_tensor(parameter)
-    if dense is None or not dense.is_floating_point() or not dense.numel():
-        return None
-    elements: torch.Tensor = first_elements(dense).detach()[:ELEMENTS]
-    return elements
-
-
-def is_varied(elements: torch.Tensor) -> bool:
-    """Whether so many elements differ that equal ones elsewhere are no chance."""
-    return elements.numel() >= ENOUGH_ELEMENTS and not bool((elements == elements[0]).all())
-
-
-def bytes_of(elements: torch.Tensor) -> bytes:
-    """The contents of elements, which are equal for equal bits."""
-    contents: bytes = elements.view(torch.uint8).cpu().numpy().tobytes()
-    return contents
-
-
-def has_elements(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
-    """Whether a parameter has these first elements."""
-    now = elements_of(parameter)
-    return now is not None and now.shape == elements.shape and same_bits(now, elements.to(now.device, now.dtype))
-
-
-def _is_trained(variable: Variable | None, parameter: torch.Tensor) -> bool:
-    """Whether an optimizer updates a parameter. Programs often give it the frozen ones as well."""
-    return variable is not None and bool(variable.holders) and parameter.requires_grad
-
-
 def _bytes_of(parameter: torch.Tensor) -> bytes:
-    elements = elements_of(parameter)
+    elements = leading_floats(parameter)
     return b"" if elements is None else bytes_of(elements)
 
 

@@ -257,6 +257,40 @@ def first_elements(tensor: torch.Tensor) -> torch.Tensor:
     return rows.reshape(-1)[:MAX_FIRST_ELEMENTS]
 
 
+LEADING_FLOATS = 64
+"""Elements of a parameter that are compared with those of others, or with later ones."""
+
+_ENOUGH_FLOATS = 16
+"""Random numbers that are equal in so many elements are no chance."""
+
+
+def leading_floats(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The first elements of a parameter with floating point numbers that can be read, without a copy."""
+    dense = local_tensor(parameter)
+    if dense is None or not dense.is_floating_point() or not dense.numel():
+        return None
+    elements = first_elements(dense).detach()[:LEADING_FLOATS]
+    # Inside a transform of torch.func, also the views of a plain tensor are wrappers.
+    return None if is_functorch_wrapped_tensor(elements) else elements
+
+
+def is_varied(elements: torch.Tensor) -> bool:
+    """Whether so many elements differ that equal ones elsewhere are no chance."""
+    return elements.numel() >= _ENOUGH_FLOATS and not bool((elements == elements[0]).all())
+
+
+def bytes_of(elements: torch.Tensor) -> bytes:
+    """The contents of elements, which are equal for equal bits."""
+    contents: bytes = elements.view(torch.uint8).cpu().numpy().tobytes()
+    return contents
+
+
+def starts_with(parameter: torch.Tensor, elements: torch.Tensor) -> bool:
+    """Whether a parameter has these first elements."""
+    now = leading_floats(parameter)
+    return now is not None and now.shape == elements.shape and same_bits(now, elements.to(now.device, now.dtype))
+
+
 def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """One fingerprint for each tensor: of all its bytes, their order, its dtype and its shape; None if unreadable.
 
