@@ -27,11 +27,11 @@ WRONG_WEIGHTS = "micro-batches-weigh-differently"
 """Diagnoses."""
 
 
-def accumulated(*, divides: int = 2, micro_batches: int = 2) -> None:
+def accumulated(*, divides: int = 2, micro_batches: int = 2, of: Callable[[nn.Module], torch.Tensor] = loss_of) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number in range(12):
-        loss = loss_of(model)
+        loss = of(model)
         for _ in range(divides):
             loss = loss / micro_batches
         loss.backward()
@@ -42,6 +42,28 @@ def accumulated(*, divides: int = 2, micro_batches: int = 2) -> None:
 
 def divided_once() -> None:
     accumulated(divides=1, micro_batches=3)
+
+
+def mean_of_terms(model: nn.Module) -> torch.Tensor:
+    terms = [loss_of(model) for _ in range(3)]
+    return sum(terms) / len(terms)  # type: ignore[return-value]
+
+
+def mean_of_samples(model: nn.Module) -> torch.Tensor:
+    losses = F.cross_entropy(model(torch.randn(4, 6)), torch.arange(4) % 3, reduction="none")
+    return losses.sum() / len(losses)
+
+
+def divided_once_after_a_mean_of_terms() -> None:
+    accumulated(divides=1, micro_batches=3, of=mean_of_terms)
+
+
+def divided_once_after_a_mean_of_samples() -> None:
+    accumulated(divides=1, micro_batches=4, of=mean_of_samples)
+
+
+def divided_twice_after_a_mean_of_terms() -> None:
+    accumulated(micro_batches=3, of=mean_of_terms)
 
 
 def not_accumulated() -> None:
@@ -329,6 +351,7 @@ def compared_with_one_number() -> None:
         (without_a_rate, CHANGES_NOTHING),
         (compared_with_all_targets, ALL_PAIRS),
         (accumulated, WRONG_WEIGHTS),
+        (divided_twice_after_a_mean_of_terms, WRONG_WEIGHTS),
         (evaluated_in_training_mode, IN_TRAINING_MODE),
         (evaluated_with_statistics_of_each_batch, IN_TRAINING_MODE),
         (never_stepped, NEVER_USED),
@@ -353,6 +376,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         compared_with_its_target,
         compared_with_one_number,
         divided_once,
+        divided_once_after_a_mean_of_samples,
+        divided_once_after_a_mean_of_terms,
         not_accumulated,
         evaluated_in_evaluation_mode,
         evaluated_without_dropout,

@@ -16,8 +16,8 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.vocab.events import END, EVAL, LIVE, PARTIAL, TRAIN
 
-FULL_CALLS = 100_000
-"""All windows are described until so many calls were seen (a second or two of work), from then on those of the
+FULL_CALLS = 30_000
+"""All windows are described until so many calls were seen (some tenths of a second of work), from then on those of the
 schedule."""
 SCHEDULE = Schedule(often=10, seldom=25)
 """Of the windows of each stage."""
@@ -51,7 +51,8 @@ class DescribedWindows:
         self._update_noted = update_noted
         self._windows: Counter[str] = Counter()  # by stage
         self._calls = self._all_calls = 0  # in this window, and in all
-        self._updates = 0
+        self.updates = 0
+        """Updates that were made, and noted."""
         self._left_out = False
         mode.describe_from_now_on(True)
 
@@ -79,14 +80,14 @@ class DescribedWindows:
         recorder = self._recorder
         if self._calls > MAX_CALLS or recorder.steps.updates or recorder.queries_program:
             return False
-        if self._updates != recorder.steps.updates_made:
+        if self.updates != recorder.steps.updates_made:
             self.note_update()
         return True
 
     def note_update(self) -> None:
         """Note where the last update ended, if there was one since the last call of this function."""
-        if self._updates != self._recorder.steps.updates_made:
-            self._updates = self._recorder.steps.updates_made
+        if self.updates != self._recorder.steps.updates_made:
+            self.updates = self._recorder.steps.updates_made
             self._update_noted()
             self.last_update = self._recorder.next_seq()
 
@@ -114,7 +115,7 @@ class DescribedWindows:
         else:
             self.role = LIVE if cut.stage == TRAIN and self.last_update >= 0 else PARTIAL
         self._calls = calls
-        self._updates, self.last_update = self._recorder.steps.updates_made, -1
+        self.updates, self.last_update = self._recorder.steps.updates_made, -1
         self._mode.describe_from_now_on(self._recorder.watching and (sampled or self._all_calls < FULL_CALLS))
 
     def end_of(self, cut: Cut) -> int:

@@ -99,6 +99,10 @@ class NoGradOperations(RecorderListener):
         if was_described or cut.opens == EVAL:
             self._lines.begin_window(evaluates=cut.opens == EVAL, described=self._mode.describes)
 
+    def is_named_gradient(self, gradient: Any) -> bool:
+        """Whether calls that take this gradient name it already. It need not be described again."""
+        return self.windows.updates == self._recorder.steps.updates_made and self._lines.is_named_gradient(gradient)
+
     def _describe(self, func: Any, args: Any, kwargs: Any, result: Any, frame: Any) -> None:
         """A function of torch was called from `frame`, the caller of the mode. Its result is no part of a graph."""
         if self.windows.takes_call():

@@ -91,8 +91,6 @@ class OperationLines:
         name = function.name
         if not name:
             return None
-        if name == _GRAD and self._is_named_gradient(result):
-            return None
         made: list[torch.Tensor] = []
         in_graph = False
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
@@ -122,7 +120,7 @@ class OperationLines:
             self._made[id(tensor)] = (TensorReference(tensor), shown)
         return line
 
-    def _is_named_gradient(self, gradient: Any) -> bool:
+    def is_named_gradient(self, gradient: Any) -> bool:
         """Whether this gradient was taken before, and no function has changed it since: each is taken many times."""
         entry = self._made.get(id(gradient))
         return entry is not None and entry[1].startswith(_GRADIENT_OF) and entry[0]() is gradient

@@ -25,7 +25,7 @@ from traincheck.sources.recording.context_facts import CallContext, call_context
 from traincheck.sources.recording.frames import argument_names, local_values, return_offsets, variadic_names
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.recording.thread_profiler import ProfilerSuspension
+from traincheck.sources.recording.thread_profiler import EXECUTES_MODULE, LibraryImports, ProfilerSuspension
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.vocab.bounded_cache import ObjectCache
 from traincheck.vocab.call_kinds import LAYERED, is_layer_count, kinds_of_function
@@ -244,6 +244,7 @@ class ProjectFunctionSource(RecorderListener):
         guarded = recorder.guarded
         begins, learn = guarded(self.name, self._begins), guarded(self.name, self._learn)
         ends, fails = (guarded(self.name, f, always=True) for f in (self._ends, self._fails))
+        import_begins = LibraryImports(self.name, recorder, self._sites).begins
 
         def profile(frame: FrameType, event: str, arg: Any) -> None:
             # Python calls this for every function of the thread, including C functions: test the common case first.
@@ -258,6 +259,8 @@ class ProjectFunctionSource(RecorderListener):
                     call = begins(function, frame, frame)
                     if call is not None:
                         opened.append(call)
+                elif code is EXECUTES_MODULE:
+                    import_begins(frame)
             elif event == "return" and opened and opened[-1].frame_or_code is frame:
                 call = opened.pop()
                 # Python reports a return of None for a function that raises, too.

@@ -28,6 +28,7 @@ from traincheck.sources.recording.api_names import (
     RECURRENT,
     build_tables,
     function_name,
+    listed_name,
     parameter_names,
     testing_overrides,
     torch_parameter_names,
@@ -248,6 +249,10 @@ _SHOWN = (torch.Tensor, tuple, list)
 _REPLACED = _ObservedFunction((), None)
 """Stands for a function that the program put in place of a torch function."""
 
+_GRADIENT = _ObservedFunction((), None)
+"""Stands for reading the attribute `grad`, the most frequent function of a step, if nobody demanded it."""
+_GRADIENT_NAME = "torch.Tensor.grad.__get__"
+
 _TORCH_AND_OURS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, traincheck.sources.__file__))
 """Folders with the code of torch functions, and of TrainCheck's replacements."""
 
@@ -373,8 +378,8 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         if observed is _REPLACED:
             return _original(func)(*args, **(kwargs or {}))
         if self.describes and not self._inside_described:
-            return self._described(func, types, args, kwargs)
-        if observed is None:
+            return self._described(observed, func, types, args, kwargs)
+        if observed is None or observed is _GRADIENT:
             return func(*args, **kwargs) if kwargs else func(*args)
         recorder = self._recorder
         if self._profiler.suppressed or not recorder.watching:
@@ -386,14 +391,22 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             return func(*args, **kwargs) if kwargs else func(*args)
         return self._recorded(observed, func, args, kwargs, quiet=observed.native and not types)
 
-    def _described(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _described(self, observed: _ObservedFunction | None, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Call a function, record it if that is demanded, and describe it. Functions inside it are not described."""
-        self._inside_described = True
         operations = self.operations
-        try:
-            result = self.__torch_function__(func, types, args, kwargs)
-        finally:
-            self._inside_described = False
+        if observed is _GRADIENT:
+            result = func(*args)
+            if result is None or operations is None or operations.is_named_gradient(result):
+                return result
+        else:
+            self._inside_described = True
+            try:
+                if observed is None:
+                    result = func(*args, **kwargs) if kwargs else func(*args)
+                else:
+                    result = self.__torch_function__(func, types, args, kwargs)
+            finally:
+                self._inside_described = False
         # Most calls read a plain attribute, such as a device, which no line shows.
         shows = result is None or (isinstance(result, _SHOWN) and type(result) is not torch.Size)
         if shows and self.describes and operations is not None:
@@ -486,6 +499,8 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
                 packed = request._replace(names=PACKED) if request is not None and name in RECURRENT else None
                 native = isinstance(func, _NATIVE) and name not in _CALLS_BACK
                 observed = _ObservedFunction((name,), request, packed, native, name in FILLS)
+            elif observed is None and listed_name(func) == _GRADIENT_NAME:
+                observed = _GRADIENT
         except Exception as error:
             self._disable(error)
         return self._functions.put(func, observed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -246,10 +247,29 @@ def _facts_of_loss(tensors: Any = None, *args: Any, **kwargs: Any) -> Facts:
     if not divisors:
         return of_loss
     whole = [int(number) for number in divisors if number >= 2 and number.is_integer()]
+    if whole and whole[-1] == divisors[-1] and _is_sum_of(node, whole[-1]):
+        del whole[-1]  # a mean, written as a sum and a division
     if not whole:
         return of_loss
     twice = max((number for number in whole if whole.count(number) > 1), default=0)
     return merged(of_loss, divided_by=whole[0], **({"divided_twice": twice} if twice else {}))
+
+
+def _is_sum_of(node: Any, count: int) -> bool:
+    """Whether an operation ends a sum of so many terms, or sums a tensor that has as many rows or elements."""
+    name = "" if node is None else node.name()
+    if name.startswith("SumBackward"):
+        try:
+            sizes = tuple(node._saved_self_sym_sizes)
+        except (AttributeError, RuntimeError):
+            return False  # of another release of torch, or of a tensor without plain sizes
+        return count in (*sizes, math.prod(sizes))
+    terms = 1
+    while node is not None and node.name() == "AddBackward0" and terms <= count:
+        operands = [operand for operand, _ in node.next_functions if operand is not None]
+        terms += len(operands) - 1  # `sum` begins with the number 0
+        node = operands[0]
+    return terms == count
 
 
 def _number(node: Any, name: str, unread: float) -> float:

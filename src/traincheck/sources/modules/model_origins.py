@@ -165,10 +165,10 @@ class ModelOrigins(RecorderListener):
     def note_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
         """A model is called for the first time."""
         if self._finds_averages:
-            self._catalog.refresh_holders()
-            others = [parameter for parameter in module.parameters() if not self._catalog.is_trained(parameter)]
-            if others:
-                with hidden_from_modes():
+            with hidden_from_modes():
+                self._catalog.refresh_holders()
+                others = [parameter for parameter in module.parameters() if not self._catalog.is_trained(parameter)]
+                if others:
                     self._averages.note_first_call(others)
         if self._finds_equal and self._states.site:
             self._report_equal(module, outermost, call)

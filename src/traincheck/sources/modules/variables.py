@@ -395,7 +395,8 @@ class VariableCatalog:
         return variable if variable is not None and variable.tensor() is tensor else None
 
     def is_trained(self, tensor: torch.Tensor) -> bool:
-        """Whether an optimizer updates a parameter. Programs often give it the frozen ones as well."""
+        """Whether an optimizer updates a parameter. Programs often give it the frozen ones as well. Call inside
+        `hidden_from_modes()`."""
         variable = self.find(tensor)
         return variable is not None and bool(variable.holders) and tensor.requires_grad
 

@@ -120,12 +120,18 @@ class CallSites:
         """Whether `code` of this module belongs to the project or to a package that the user named."""
         return bool(self.file_of(code)) or module.partition(".")[0] in self._packages
 
+    def is_observed_file(self, name: str, module: str) -> bool:
+        """Whether the file of this module belongs to the project or to a package that the user named."""
+        return bool(self._path_of(name)) or module.partition(".")[0] in self._packages
+
     def _add(self, code: CodeType) -> _ProjectCode | None:
-        name = code.co_filename
-        path = self._reported_paths.get(name)
-        if path is None:
-            path = self._reported_paths.put(name, self._reported_path(name))
+        path = self._path_of(code.co_filename)
         return self._codes.put_for(code, _ProjectCode(path, {}) if path else None)
+
+    def _path_of(self, name: str) -> str:
+        """The reported path of a file; empty outside the project."""
+        path = self._reported_paths.get(name)
+        return self._reported_paths.put(name, self._reported_path(name)) if path is None else path
 
     def _reported_path(self, filename: str) -> str:
         cell = cell_of(filename)

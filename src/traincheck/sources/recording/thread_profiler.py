@@ -1,10 +1,25 @@
-"""Python's profiler of a thread, which observes functions of the project before Python 3.12."""
+"""Python's profiler of a thread, which observes functions of the project before Python 3.12.
+
+Note [Imports of libraries]
+Python calls the profiler for each function. An import of transformers calls some million functions, and none of them
+belongs to the project. So the profiler is paused while a module of a library is imported. It sees the beginning of the
+import, but once paused, it does not see the end. As its last step, the import system sets `_initializing` of the spec
+to False. So the spec has a temporary class until then.
+
+Known limitation: what a library imports is not observed meanwhile, even if it is a module of the project.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+from importlib.machinery import SourceFileLoader
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from traincheck.sources.recording.call_sites import CallSites
+    from traincheck.sources.recording.recorder import Recorder
 
 
 class ThreadProfiler(threading.local):
@@ -97,3 +112,43 @@ class ProfilerSuspension:
             self._suspended = self._profiler.suspended = False
             if sys.getprofile() is None:
                 sys.setprofile(self._profiler.callback)
+
+
+EXECUTES_MODULE: CodeType = SourceFileLoader.exec_module.__code__
+"""The code that runs the body of a module."""
+
+
+class LibraryImports:
+    """Pauses the profiler of `recorder` during imports of modules that `sites` does not observe. See Note [Imports of
+    libraries]."""
+
+    def __init__(self, source: str, recorder: Recorder, sites: CallSites) -> None:
+        """Failures are those of `source`."""
+        self._source = source
+        self._recorder = recorder
+        self._sites = sites
+
+    def begins(self, frame: FrameType) -> None:
+        """`EXECUTES_MODULE` begins in this frame. (A guarded function would resume the profiler at its end.)"""
+        try:
+            spec: Any = getattr(frame.f_locals.get("module"), "__spec__", None)
+            # Without `_initializing` it is no import (a reload, or a program that loads a file); its end stays unknown.
+            is_import = getattr(spec, "_initializing", False)
+            if is_import and not self._sites.is_observed_file(spec.origin or "", spec.name):
+                _pause_until_initialized(spec, self._recorder.profiler)
+        except Exception as error:
+            self._recorder.fault(self._source, error)
+
+
+def _pause_until_initialized(spec: Any, profiler: ThreadProfiler) -> None:
+    plain = type(spec)
+
+    def set_attribute(self: Any, attribute: str, value: Any) -> None:
+        object.__setattr__(self, attribute, value)
+        if attribute == "_initializing" and not value:
+            spec.__class__ = plain
+            profiler.resume()
+
+    awaited = type(plain.__name__, (plain,), {"__setattr__": set_attribute})
+    if profiler.pause():
+        spec.__class__ = awaited
