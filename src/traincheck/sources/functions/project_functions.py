@@ -6,6 +6,7 @@ them for the thread that attaches the source.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -244,7 +245,8 @@ class ProjectFunctionSource(RecorderListener):
         guarded = recorder.guarded
         begins, learn = guarded(self.name, self._begins), guarded(self.name, self._learn)
         ends, fails = (guarded(self.name, f, always=True) for f in (self._ends, self._fails))
-        import_begins = LibraryImports(self.name, recorder, self._sites).begins
+        failed = functools.partial(recorder.fault, self.name)
+        import_begins = LibraryImports(recorder.profiler, self._sites.is_observed_file, failed).begins
 
         def profile(frame: FrameType, event: str, arg: Any) -> None:
             # Python calls this for every function of the thread, including C functions: test the common case first.

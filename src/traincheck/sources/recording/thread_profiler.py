@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from traincheck.sources.recording.call_sites import CallSites
-    from traincheck.sources.recording.recorder import Recorder
+from typing import Any
 
 
 class ThreadProfiler(threading.local):
@@ -119,14 +116,18 @@ EXECUTES_MODULE: CodeType = SourceFileLoader.exec_module.__code__
 
 
 class LibraryImports:
-    """Pauses the profiler of `recorder` during imports of modules that `sites` does not observe. See Note [Imports of
-    libraries]."""
+    """Pauses `profiler` during imports of libraries, see Note [Imports of libraries]."""
 
-    def __init__(self, source: str, recorder: Recorder, sites: CallSites) -> None:
-        """Failures are those of `source`."""
-        self._source = source
-        self._recorder = recorder
-        self._sites = sites
+    def __init__(
+        self,
+        profiler: ThreadProfiler,
+        is_observed: Callable[[str, str], bool],
+        failed: Callable[[Exception], object],
+    ) -> None:
+        """`is_observed` says whether a file, of a module of this name, is observed. `failed` gets what goes wrong."""
+        self._profiler = profiler
+        self._is_observed = is_observed
+        self._failed = failed
 
     def begins(self, frame: FrameType) -> None:
         """`EXECUTES_MODULE` begins in this frame. (A guarded function would resume the profiler at its end.)"""
@@ -134,10 +135,10 @@ class LibraryImports:
             spec: Any = getattr(frame.f_locals.get("module"), "__spec__", None)
             # Without `_initializing` it is no import (a reload, or a program that loads a file); its end stays unknown.
             is_import = getattr(spec, "_initializing", False)
-            if is_import and not self._sites.is_observed_file(spec.origin or "", spec.name):
-                _pause_until_initialized(spec, self._recorder.profiler)
+            if is_import and not self._is_observed(spec.origin or "", spec.name):
+                _pause_until_initialized(spec, self._profiler)
         except Exception as error:
-            self._recorder.fault(self._source, error)
+            self._failed(error)
 
 
 def _pause_until_initialized(spec: Any, profiler: ThreadProfiler) -> None:
