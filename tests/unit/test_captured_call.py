@@ -59,7 +59,9 @@ def captured(module: nn.Module, *args: Any, **keywords: Any) -> tuple[CapturedCa
 
 def trained(module: nn.Module, *args: Any, loss: Callable[[Any], torch.Tensor], **keywords: Any) -> CapturedCall:
     call, result = captured(module, *args, **keywords)
-    loss(result).backward()
+    total = loss(result)
+    call.backward_begins(total)
+    total.backward()
     call.remove_hooks()
     return call
 
@@ -148,6 +150,88 @@ def test_gradients_of_another_result_are_recomputed() -> None:
     for loss in (lambda output: output["loss"], lambda output: output["loss"] + output["two"].sum()):
         call = trained(Model(4, 4), torch.randn(2, 4), loss=loss)
         assert call.one_backward and call.seen.first_difference(call.execute(False)) is None
+
+
+class Variational(nn.Module):
+    """Its first result is computed from its second one, and it keeps what it computed first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.mean, self.decoder = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.kept = torch.tanh(self.hidden(x))
+        mean = self.mean(self.kept)
+        return self.decoder(mean), mean
+
+
+def reconstruction(result: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return result[0].square().mean()
+
+
+def divergence(result: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return result[1].pow(2).mean() * 0.1
+
+
+@pytest.mark.parametrize(
+    ("term", "compared"),
+    [
+        (lambda model, result: divergence(result), {"hidden", "mean", "decoder"}),
+        (lambda model, result: result[1].sum() * result[0].sum(), {"hidden", "mean", "decoder"}),
+        (lambda model, result: model.kept.square().mean(), {"mean", "decoder"}),
+        (lambda model, result: model.mean.weight.norm() + model.mean.bias.norm(), {"hidden", "decoder"}),
+    ],
+    ids=["an inner result", "a product of both results", "what the model kept", "parameters"],
+)
+def test_gradients_from_outside_are_as_they_were(
+    term: Callable[[Variational, Any], torch.Tensor], compared: set[str]
+) -> None:
+    model = Variational()
+    call = trained(model, torch.randn(5, 4), loss=lambda result: reconstruction(result) + term(model, result))
+    again = call.execute(False)
+    assert call.one_backward and call.seen.first_difference(again) is None
+    assert {name.partition(".")[0] for name in again.gradients.resolve()} == compared
+
+
+def test_a_backward_from_an_inner_result_alone_is_followed() -> None:
+    call = trained(Variational(), torch.randn(5, 4), loss=divergence)
+    again = call.execute(False)
+    assert call.one_backward and call.seen.first_difference(again) is None
+    assert set(again.gradients.resolve()) == {"hidden.weight", "hidden.bias", "mean.weight", "mean.bias"}
+
+
+def test_a_wrong_gradient_behind_an_inner_result_is_named() -> None:
+    def backward(grad: torch.Tensor) -> torch.Tensor:
+        return grad + 1 if wrong else grad
+
+    class Model(Variational):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            result = super().forward(x)
+            self.kept.register_hook(backward)
+            return result
+
+    wrong = True
+    call = trained(Model(), torch.randn(5, 4), loss=lambda result: reconstruction(result) + divergence(result))
+    wrong = False
+    assert call.seen.first_difference(call.execute(False)) in (
+        ("backward", "hidden.weight"),
+        ("backward", "hidden.bias"),
+    )
+
+
+def test_a_result_that_is_changed_in_place_is_not_compared() -> None:
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            inner = super().forward(x)
+            return inner + 1, inner
+
+    call, (out, inner) = captured(Model(4, 3), torch.randn(5, 4))
+    inner.mul_(2)
+    total = out.sum() + inner.square().sum()
+    call.backward_begins(total)
+    total.backward()
+    call.remove_hooks()
+    assert call.has_gradients and not call.one_backward
 
 
 def test_autocast_is_as_it_was() -> None:

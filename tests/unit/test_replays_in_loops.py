@@ -167,6 +167,28 @@ def test_a_model_without_a_backward_is_not_replayed_in_each_step(tmp_path: Path)
     assert "Teacher was not replayed, as no backward" in of_teacher
 
 
+def test_a_result_without_tensors_is_the_reason(tmp_path: Path) -> None:
+    class Policy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.distributions.Categorical:  # type: ignore[override]
+            return torch.distributions.Categorical(logits=super().forward(x))
+
+    def steps() -> Iterator[None]:
+        policy = Policy(4, 2)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            policy(torch.randn(8, 4)).entropy().mean().backward()
+            optimizer.step()
+            yield
+
+    outcome = checked(tmp_path, steps)
+    assert outcome.same == {"SGD.update": REPLAYED}
+    assert (
+        "Policy cannot be replayed: TrainCheck finds no tensors in its result (Categorical)"
+        in sorted(outcome.missed)[1]
+    )
+
+
 def test_captured_calls_are_released_in_unwatched_steps(tmp_path: Path) -> None:
     batches: list[weakref.ref[torch.Tensor]] = []
     copied = restorable_call.copied

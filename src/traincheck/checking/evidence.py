@@ -83,9 +83,9 @@ def differing_elements(known: ElementSet, occasions: Sequence[Occasion]) -> tupl
 def _most_similar(new: str, lines: Sequence[str]) -> str:
     """The line of the same operation, or with the same inputs, that resembles `new` most; empty if there is none."""
     operation, inputs = _first_word(new), new.partition(" <- ")[2]
-    alike = [line for line in lines if _first_word(line) == operation]
-    alike = alike or [line for line in lines if inputs and line.partition(" <- ")[2] == inputs]
-    return next(iter(difflib.get_close_matches(new, alike, 1, cutoff=0.0)), "")
+    candidates = [line for line in lines if _first_word(line) == operation]
+    candidates = candidates or [line for line in lines if inputs and line.partition(" <- ")[2] == inputs]
+    return next(iter(difflib.get_close_matches(new, candidates, 1, cutoff=0.0)), "")
 
 
 def _first_word(line: str) -> str:

@@ -72,13 +72,13 @@ class CallOrder(Part):
         self._from_start = True
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        found: dict[str, Call] = {}
+        first_calls: dict[str, Call] = {}
         for call, name in driving_calls(window):
             if not name:
                 self._lose_track(call.thread)
             for line in self._lines(call, name) if name else ():
-                found.setdefault(line, call)
-        for line, call in found.items():
+                first_calls.setdefault(line, call)
+        for line, call in first_calls.items():
             held = frozenset((Property(FOLLOWS, GRAIN, line),))
             yield Occasion(SUBJECT, (), held, frozenset(), call.seq, site=call.site)
 

@@ -96,9 +96,9 @@ class WholeRuns(Part):
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        what, _, length = subject.grain.partition(_IN_A_RUN)
-        what = what.partition(UNDER)[0]
-        return f"a run of {length} shows everything that all good runs of this length showed of {what}"
+        subjects, _, length = subject.grain.partition(_IN_A_RUN)
+        subjects = subjects.partition(UNDER)[0]
+        return f"a run of {length} shows everything that all good runs of this length showed of {subjects}"
 
 
 def lengths(steps: int, rank: int) -> tuple[str, ...]:

@@ -1,12 +1,14 @@
 """Source `project`: records calls of functions in the user's own code.
 
 On Python 3.12 and later `sys.monitoring` reports them at no cost to other code. Before that, `sys.setprofile` reports
-them for the thread that attaches the source.
+them for the thread that attaches the source. It makes each call of Python slower, so it is not used for what libraries
+define, and constructors alone are observed until the first update, because models are built before.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
 import threading
 import weakref
@@ -126,13 +128,21 @@ class ProjectFunctionSource(RecorderListener):
             self._forms = self._forms or self._make_forms(recorder)
             self._forms.attach(undo)
         cheap = sys.version_info >= (3, 12)
-        if not any((demand.everything, self._clips and cheap, *map(_may_be_project, demand.calls))):
+        wanted = {api for api in demand.calls if _may_be_project(api, self._sites)}
+        at_first = not cheap and not demand.everything and wanted == {LAYERED}
+        if at_first and recorder.steps.updates_made:
+            wanted = set()
+        if not any((demand.everything, self._clips and cheap, wanted)):
             self._drop_open_calls(self._opened if sys.version_info < (3, 12) else self._stack.opened)
             return undo
         if sys.version_info >= (3, 12):
             self._monitor(undo)
         else:
             self._profile(undo)
+        if at_first:
+            until_update = _FirstUpdate(recorder, lambda: self._switch(True))
+            recorder.add_listener(until_update)
+            undo.callback(recorder.remove_listener, until_update)
         return undo
 
     def _drop_open_calls(self, opened: list[_OpenFunction]) -> None:
@@ -387,6 +397,25 @@ def class_counts(module: nn.Module) -> str:
     return "+".join(map(str, sorted(counts)))
 
 
-def _may_be_project(api: str) -> bool:
+def _may_be_project(api: str, sites: CallSites) -> bool:
     """Return whether a demanded name can be a project function (forwards are excluded, see `_levels_of`)."""
-    return not api.startswith("torch.") and not api.endswith(".forward")
+    package, _, rest = api.partition(".")
+    if package == "torch" or api.endswith(".forward"):
+        return False
+    try:
+        spec = importlib.util.find_spec(package) if rest else None  # else it is a kind of functions
+    except (ImportError, ValueError):
+        return True
+    return spec is None or spec.origin is None or sites.is_observed_file(spec.origin, package)
+
+
+class _FirstUpdate(RecorderListener):
+    """Calls a function after the first update."""
+
+    def __init__(self, recorder: Recorder, function: Callable[[], object]) -> None:
+        self._recorder = recorder
+        self._function = function
+
+    def optimizer_stepped(self) -> None:
+        self._recorder.remove_listener(self)
+        self._function()

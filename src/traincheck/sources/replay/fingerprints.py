@@ -127,7 +127,7 @@ class PeerCall(NamedTuple):
     arguments: Any
     streams: dict[str, torch.Tensor]
     buffers: list[torch.Tensor]
-    output_grads: list[torch.Tensor | None]
+    result_grads: dict[int, torch.Tensor]
     one_backward: bool
     parameters: list[int | None]
     results: dict[str, int | None]

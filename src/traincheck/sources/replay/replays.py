@@ -39,6 +39,7 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.captured_call import CapturedCall
 from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult
 from traincheck.sources.replay.peer_check import PeerCheck, PeerResult
+from traincheck.sources.replay.restorable_call import tensors_in
 from traincheck.sources.replay.state_snapshot import without_modes
 from traincheck.sources.replay.update_replay import CapturedUpdate
 from traincheck.sources.replay.verdicts import TRUSTED, Attempt, OddOneOut, ReplayHistory, Verdict
@@ -109,7 +110,14 @@ class ReplaySource(ExperimentSource, RecorderListener):
 
         self._calls.add_listener(begins, ends)
         on_backward_end = guarded(self.name, self._backward_over)
-        follow: Callable[..., Any] = lambda *args, **kwargs: self._needs_backward_end()  # noqa: E731
+        on_backward = guarded(self.name, self._backward_begins)
+
+        def follow(*args: Any, **kwargs: Any) -> bool | None:
+            needed = self._needs_backward_end()
+            if needed and self._captured:
+                on_backward(args[0] if args else kwargs.get("tensors"))
+            return needed
+
         replace(
             undo, torch.autograd, "backward", wrapping(follow, lambda token, _: on_backward_end(), lambda token: None)
         )
@@ -204,14 +212,23 @@ class ReplaySource(ExperimentSource, RecorderListener):
             return
         call = self._captured[-1]
         call.inner_returned(module, output)
-        if module is call.outermost:
-            call.returns(output)
+        if module is not call.outermost:
+            return
+        call.returns(output)
+        if not tensors_in(output):  # an object of the program, such as a distribution
+            self._release(lambda other: other is call)
+            self._give_up(call.name, f"TrainCheck finds no tensors in its result ({type(output).__name__})")
 
     def _needs_backward_end(self) -> bool | None:
         """Return a token where the end of a backward matters: for a captured call, or a call of another rank."""
         if threading.get_ident() != self._thread or not self._recorder.hooks.in_one_thread:
             return None
         return bool(self._captured) or self._has_peer_case or None
+
+    def _backward_begins(self, starts: Any) -> None:
+        for call in self._captured:
+            if call.returned:
+                call.backward_begins(starts)
 
     @property
     def _has_peer_case(self) -> bool:

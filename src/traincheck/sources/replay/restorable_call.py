@@ -28,7 +28,7 @@ from traincheck.sources.replay.state_snapshot import (
     has_compiled_code,
     without_hooks,
 )
-from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
+from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable, kind_of
 
 ROOT = "the result"
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -181,7 +181,7 @@ def _check_replayable(module: nn.Module, modules: Sequence[nn.Module]) -> None:
     with hidden_from_modes():
         for tensor in (*module.parameters(), *module.buffers()):
             if not is_copyable(tensor):
-                raise CannotReplay(f"it holds a {type(tensor).__name__} that cannot be copied")
+                raise CannotReplay(f"it holds a {kind_of(tensor)}, which TrainCheck does not copy")
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
@@ -196,7 +196,7 @@ def copied(value: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if not is_copyable(leaf):
-            raise CannotReplay(f"it is given a {type(leaf).__name__} that cannot be copied")
+            raise CannotReplay(f"it is given a {kind_of(leaf)}, which TrainCheck does not copy")
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
     with hidden_from_modes():

@@ -13,7 +13,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 
 from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult
-from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
+from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable, kind_of
 
 SHARE, MIN_BYTES, MAX_BYTES = 32, 2 << 20, 1 << 30
 """One replay copies about a 32nd of the parameters, gradients and state, within these bounds in bytes; the next replays
@@ -129,7 +129,7 @@ def _copied(value: Any) -> Any:
     """Copy tensors, also inside dicts and lists; return other values as they are. Call under `hidden_from_modes`."""
     if isinstance(value, torch.Tensor):
         if not is_copyable(value):
-            raise CannotReplay(f"it keeps a {type(value).__name__} that cannot be copied")
+            raise CannotReplay(f"it keeps a {kind_of(value)}, which TrainCheck does not copy")
         return value.detach().clone()
     if isinstance(value, dict):
         return {key: _copied(entry) for key, entry in value.items() if key != "params"}

@@ -192,6 +192,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def kind_of(tensor: torch.Tensor) -> str:
+    """What a tensor is, in words, where it is no ordinary one: its layout, or its class."""
+    layout = "" if tensor.layout is _STRIDED else str(tensor.layout).removeprefix("torch.")
+    return f"{layout} tensor" if layout else type(tensor).__name__
+
+
 def form_of(tensor: torch.Tensor) -> str:
     """The dtype and the number of dimensions of `tensor`, in words."""
     return f"{dtype_name(tensor.dtype)} of {tensor.dim()} dimension{'s' * (tensor.dim() != 1)}"

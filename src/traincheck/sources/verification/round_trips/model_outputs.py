@@ -24,7 +24,7 @@ from traincheck.sources.replay.state_snapshot import (
     has_compiled_code,
     without_hooks,
 )
-from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
+from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable, kind_of
 from traincheck.sources.verification.round_trips.unsaved_state import MISSING, Place
 
 MAX_BYTES = 1 << 30
@@ -156,7 +156,7 @@ def _cloned(value: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if not is_copyable(leaf):
-            raise CannotCompute(f"it is given a {type(leaf).__name__} that cannot be copied")
+            raise CannotCompute(f"it is given a {kind_of(leaf)}, which TrainCheck does not copy")
         return leaf.detach().clone()
 
     with hidden_from_modes():

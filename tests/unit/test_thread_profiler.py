@@ -1,4 +1,4 @@
-"""While a library is imported, Python's profiler is paused; functions of the project are observed before and after.
+"""Python's profiler runs where a function of the project may be observed: not in imports of libraries, for example.
 
 Python 3.12 and later have no profiler for this, so there the tests hold by themselves.
 """
@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from observed_process import observing
+from traincheck.vocab.call_kinds import LAYERED
+from traincheck.vocab.demand import Demand
 
 LIBRARY = """
 import sys
@@ -90,3 +94,28 @@ def test_a_file_that_a_library_loads_by_itself_does_not_stop_the_profiler(instal
         spec.loader.exec_module(module)
         assert sys.getprofile() is before
     assert seen.faults == []
+
+
+class Stack(nn.Module):
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(num_layers))
+
+
+def test_constructors_alone_are_observed_until_the_first_update() -> None:
+    with observing(Demand.of_calls(LAYERED)) as seen:
+        before = sys.getprofile()
+        model = Stack(2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.layers[0](torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert sys.getprofile() is None
+    assert (before is not None) is HAS_PROFILER
+    assert any(call.name.endswith("Stack.__init__") for call in seen.calls)
+    assert seen.faults == []
+
+
+@pytest.mark.parametrize(("name", "is_profiled"), [("numpy.ones", False), ("a_module_of_mine.load", True)])
+def test_functions_of_installed_packages_need_no_profiler(name: str, is_profiled: bool) -> None:
+    with observing(Demand.of_calls(name)):
+        assert (sys.getprofile() is not None) is (is_profiled and HAS_PROFILER)
