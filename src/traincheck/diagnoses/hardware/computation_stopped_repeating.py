@@ -10,10 +10,10 @@ DIAGNOSIS = Diagnosis(
     title="Steps no longer repeat exactly",
     problem="Repeated steps gave the same bits so far, and from this step on none does. Either the program now "
     "does something that TrainCheck cannot execute again, or the device is permanently defective. "
-    "(Examples are a loss that uses the parameters outside the model call, or random numbers from a "
+    "(Examples are a state outside the model that its forward uses, or random numbers from a "
     "separate generator.)",
     advice=(
-        "Check what changes in the program at this step: a phase, a schedule, a term of the loss.",
+        "Check what changes in the program at this step: a phase, a schedule, what a forward draws or counts.",
         "Screen the device against fingerprints from a healthy one: traincheck sdc screen.",
         "Look for errors that the machine logged (ECC, Xid, machine checks). Remove the device if they recur.",
     ),
@@ -22,7 +22,7 @@ DIAGNOSIS = Diagnosis(
     priority_reason="Every later value depends on the wrong result.",
     example="""\
 if epoch >= 3:
-    loss = loss + model.weight.square().sum()  # outside the model call
+    x = x + torch.randn(x.shape, generator=self.noise)  # a generator of its own
 """,
     former_titles=("A computation does not repeat any more",),
 )
