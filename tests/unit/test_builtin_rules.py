@@ -190,6 +190,31 @@ def a_body_runs_without_gradients() -> None:
     trained_in_part(without_gradients=True)
 
 
+class WithTeacher(Net):
+    """Its target is a frozen average of it, which the optimizer gets as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = copy.deepcopy(self.body).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.teacher(x)
+        return super().forward(x) + F.mse_loss(self.body(x), target)
+
+
+def a_teacher_is_given_to_the_optimizer() -> None:
+    model = WithTeacher()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for average, parameter in zip(model.teacher.parameters(), model.body.parameters(), strict=True):
+                average.lerp_(parameter, 0.1)
+
+
 def trained_in_evaluation_mode(*, head_trains: bool = False) -> None:
     model = Net().eval()
     model.drop.train(head_trains)
@@ -458,6 +483,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         with_closures,
         warmed_up,
         a_loaded_body_is_not_trained,
+        a_teacher_is_given_to_the_optimizer,
         clipped_at_each_micro_batch,
         trained_with_a_part_in_training_mode,
         plain_scores,

@@ -275,6 +275,22 @@ def test_a_forward_that_raises_cannot_be_replayed() -> None:
         call.execute(False)
 
 
+def test_an_error_without_the_hooks_of_the_program_says_so() -> None:
+    class Hooked(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.scales.pop()
+
+    def fill(module: Hooked, _: Any) -> None:
+        module.scales = [2.0]  # type: ignore[assignment]
+
+    model = Hooked(4, 1)
+    model.scales = []  # type: ignore[assignment]
+    model.register_forward_pre_hook(fill)
+    call = trained(model, torch.randn(2, 4), loss=torch.sum)
+    with pytest.raises(CannotReplay, match=r"IndexError: .* does not call the hooks of the program"):
+        call.execute(False)
+
+
 def test_another_rank_executes_it_with_parameters_of_that_step() -> None:
     torch.manual_seed(1)
     mine, theirs = (nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 1)) for _ in range(2))

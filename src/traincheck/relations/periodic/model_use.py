@@ -154,7 +154,8 @@ class LayerUse(Part):
         for change, positions in window.change_groups if self._without else ():
             if change.kind != "parameter" or change.attribute != "grad" or change.after != "none":
                 continue
-            if not _is_backward(window, change) or value_of(change.context, "held") == "none":
+            frozen = value_of(change.context, "requires_grad") is False  # a teacher, given to the optimizer as well
+            if frozen or not _is_backward(window, change) or value_of(change.context, "held") == "none":
                 continue
             for name in window.variables_at(positions):
                 if name.rpartition(".")[0] in self._without and name not in self._filled:

@@ -88,7 +88,9 @@ class RestorableCall:
         except CannotReplay:
             raise
         except Exception as error:
-            raise CannotReplay(f"{type(error).__name__}: {error}") from error
+            hooked = any(module._forward_hooks or module._forward_pre_hooks for module in self.modules)
+            note = " (a replay does not call the hooks of the program)" if hooked else ""
+            raise CannotReplay(f"{type(error).__name__}: {error}{note}") from error
         finally:
             now.restore()
             attributes.restore()
