@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.detection import live_table, tables
 from benchmarks.overhead import device_table
+from benchmarks.overhead.step_times import ratio_text
 from benchmarks.ranks.simulated import LAYOUTS
 from benchmarks.soak import table as soak_table
 from traincheck.sources.verification.verified_steps import Turn
@@ -231,13 +232,13 @@ def _table(cost: dict[str, Any]) -> str:
         sizes = workload["trace_bytes_per_step"]
         later = f", later {workload['trace_bytes_later']:,}" if "trace_bytes_later" in workload else ""
         lines.append(
-            f"| {name} | {workload['plain_step_ms']:.1f} ms | {_ratio(workload['collect_ratio'])} | "
-            f"{_ratio(workload['collect_mean_ratio'])} | {_ratio(workload['run_ratio'])} | "
-            f"{_ratio(workload['run_mean_ratio'])} | {workload['invariants']} | "
+            f"| {name} | {workload['plain_step_ms']:.1f} ms | {ratio_text(workload['collect_ratio'])} | "
+            f"{ratio_text(workload['collect_mean_ratio'])} | {ratio_text(workload['run_ratio'])} | "
+            f"{ratio_text(workload['run_mean_ratio'])} | {workload['invariants']} | "
             f"{sizes['collect']:,} | {sizes['run']:,}{later} | {workload['infer_seconds']} |"
         )
     rows = [
-        f"| {name} | {_ratio(workload['unwatched_ratio'])} | {_ratio(workload['every_10_ratio'])} |\n"
+        f"| {name} | {ratio_text(workload['unwatched_ratio'])} | {ratio_text(workload['every_10_ratio'])} |\n"
         for name, workload in cost["workloads"].items()
         if "unwatched_ratio" in workload
     ]
@@ -247,7 +248,7 @@ def _table(cost: dict[str, Any]) -> str:
 
 def _operations(cost: dict[str, Any]) -> str:
     rows = [
-        f"| {name} | {workload['plain_step_ms']:.1f} ms | {_ratio(workload['operations_ratio'])} | "
+        f"| {name} | {workload['plain_step_ms']:.1f} ms | {ratio_text(workload['operations_ratio'])} | "
         f"{workload['operations_bytes_per_step']:,} |\n"
         for name, workload in cost["workloads"].items()
         if "operations_ratio" in workload
@@ -259,7 +260,7 @@ def _verification(results: dict[str, Any]) -> str:
     return "".join(
         f"| {name} | {workload['plain_step_ms']:.1f} ms | "
         f"{' | '.join(_steps(workload['steps_each'][turn.name.lower()]) for turn in Turn)} | "
-        f"{_ratio(workload['other_steps'])} | {workload['ratio']:.3f}x |\n"
+        f"{ratio_text(workload['other_steps'])} | {workload['ratio']:.3f}x |\n"
         for name, workload in results["workloads"].items()
     )
 
@@ -314,7 +315,7 @@ def _ranks(results: dict[str, Any]) -> str:
         in_full=one_rank["in_full_bytes"],
     )
     measured = [
-        f"| {row['ranks']} | {row['step_ms']:.1f} ms | {_ratio(row['ratio'])} | {row['messages_per_step']:.2f} | "
+        f"| {row['ranks']} | {row['step_ms']:.1f} ms | {ratio_text(row['ratio'])} | {row['messages_per_step']:.2f} | "
         f"{row['bytes_per_step']:,} |"
         for row in results.get("measured", ())
     ]
@@ -364,10 +365,6 @@ def _scale(results: dict[str, Any]) -> str:
         rate=local["events_per_second"],
         rows="\n".join(rows),
     )
-
-
-def _ratio(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:.2f}x ({ratio['least']:.2f}-{ratio['most']:.2f})"
 
 
 def _steps(steps: dict[str, float]) -> str:

@@ -7,7 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,11 @@ def ratio(measured: Sequence[float], plain: Sequence[float]) -> dict[str, float]
         "least": round(min(ratios), 3),
         "most": round(max(ratios), 3),
     }
+
+
+def ratio_text(ratio: Mapping[str, float]) -> str:
+    """The median of ratios, with their range."""
+    return f"{ratio['median']:.2f}x ({ratio['least']:.2f}-{ratio['most']:.2f})"
 
 
 def where(folder: Path) -> dict[str, object]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.overhead.step_times import ratio_text
+
 SHOWN = {"collect": "collect_ratio", "run": "run_ratio", "unwatched": "unwatched_ratio"}
 """By mode: the ratio of its median step."""
 
@@ -23,7 +25,7 @@ def worsened(measured: Mapping[str, Any], published: Mapping[str, Any]) -> list[
         for mode, figure in SHOWN.items():
             before = published.get(workload, {}).get(figure)
             if before is not None and is_worse(result[figure], before):
-                lines.append(f"{workload} {mode}: {_text(result[figure])}, published {_text(before)}")
+                lines.append(f"{workload} {mode}: {ratio_text(result[figure])}, published {ratio_text(before)}")
     return lines
 
 
@@ -37,12 +39,8 @@ def table(measured: Mapping[str, Any], published: Mapping[str, Any]) -> Table:
             rows.add_row(
                 workload,
                 mode,
-                _text(result[figure]),
-                _text(before) if before else "-",
+                ratio_text(result[figure]),
+                ratio_text(before) if before else "-",
                 f"{1 + sum(metered['sources_ms'].values()) / result['plain_step_ms']:.2f}x" if metered else "-",
             )
     return rows
-
-
-def _text(ratio: Mapping[str, float]) -> str:
-    return f"{ratio['median']:.2f}x ({ratio['least']:.2f}-{ratio['most']:.2f})"

@@ -21,7 +21,7 @@ import torch
 
 from traincheck.sources.functions.function_owners import FunctionOwners
 from traincheck.sources.modules.variables import VariableCatalog
-from traincheck.sources.recording.api_names import function_name, listed_name
+from traincheck.sources.recording.api_names import GRADIENT, function_name, listed_name
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.reading import dtype_name
 from traincheck.vocab.bounded_cache import BoundedCache
@@ -35,7 +35,7 @@ ARRANGING = frozenset(
         "unsqueeze", "squeeze", "to", "cpu", "cuda", "type_as", "pin_memory",
     )
 )  # fmt: skip
-_VIEWS = ("torch.Tensor.data.__get__", "torch.Tensor.grad.__get__", "torch.Tensor.T.__get__", "torch.Tensor.mT.__get__")
+_VIEWS = ("torch.Tensor.data.__get__", GRADIENT, "torch.Tensor.T.__get__", "torch.Tensor.mT.__get__")
 _GRAD = "grad.__get__"
 _GRADIENT_OF = "gradient of "
 _MAX_SHOWN = 2

@@ -24,6 +24,7 @@ from traincheck.sources.modules import fast_paths
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import (
+    GRADIENT,
     PACKED,
     RECURRENT,
     build_tables,
@@ -251,7 +252,6 @@ _REPLACED = _ObservedFunction((), None)
 
 _GRADIENT = _ObservedFunction((), None)
 """Stands for reading the attribute `grad`, the most frequent function of a step, if nobody demanded it."""
-_GRADIENT_NAME = "torch.Tensor.grad.__get__"
 
 _TORCH_AND_OURS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, traincheck.sources.__file__))
 """Folders with the code of torch functions, and of TrainCheck's replacements."""
@@ -499,7 +499,7 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
                 packed = request._replace(names=PACKED) if request is not None and name in RECURRENT else None
                 native = isinstance(func, _NATIVE) and name not in _CALLS_BACK
                 observed = _ObservedFunction((name,), request, packed, native, name in FILLS)
-            elif observed is None and listed_name(func) == _GRADIENT_NAME:
+            elif observed is None and listed_name(func) == GRADIENT:
                 observed = _GRADIENT
         except Exception as error:
             self._disable(error)

@@ -108,6 +108,10 @@ def listed_name(function: Any) -> str | None:
     return None if name is None else str(name)
 
 
+GRADIENT = "torch.Tensor.grad.__get__"
+"""The name of reading the attribute `grad`."""
+
+
 @functools.cache
 def _resolver() -> Callable[[Any], Any]:
     resolve = torch.overrides.resolve_name

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 MAX_NODES = 200_000
-"""A larger graph is not followed (a second of work)."""
+"""A larger graph is not followed (half a second of work)."""
 
 Edge = tuple[Any, int]
 """A function of the graph, and which of its outputs."""
