@@ -206,7 +206,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 rank = dist.get_rank()
-torch.manual_seed(seed + rank)
 mine = data[rank::size]
 part = data.chunk(size)[rank]
 sampler = DistributedSampler(dataset)
@@ -224,6 +223,15 @@ for epoch in range(9):
         optimizer.step()
     scheduler.step()
 torch.save(ddp.module.state_dict(), path)
+"""
+
+DRAWN = """\
+import torch.distributed as dist
+
+rank = dist.get_rank()
+generator = torch.Generator().manual_seed(seed + rank)
+for step in range(9):
+    x = data[torch.randint(len(data), (8,), generator=generator)]
 """
 
 BY_HAND = """\
@@ -696,7 +704,11 @@ CHANGES = [
         RANKS,
         "-loader = DataLoader(dataset, sampler=sampler)\n+loader = DataLoader(dataset, shuffle=True)",
     ),
-    ("seed-without-rank", RANKS, "-torch.manual_seed(seed + rank)\n+torch.manual_seed(seed)"),
+    (
+        "seed-without-rank",
+        DRAWN,
+        "-generator = torch.Generator().manual_seed(seed + rank)\n+generator = torch.Generator().manual_seed(seed)",
+    ),
     ("set-epoch-removed", RANKS, "-    sampler.set_epoch(epoch)"),
     (
         "clipped-before-averaging",
@@ -783,6 +795,18 @@ def changed_lines(before: str, after: str) -> str:
 def test_operator_makes_its_change(name: str, script: str, expected: str) -> None:
     mutant = next(OPERATORS[name].mutants(Script(script)))
     assert changed_lines(script, mutant.text) == expected
+
+
+OTHER_MEANINGS = [
+    ("labels-not-shifted", "layers = [Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:])]\n"),
+    ("pooling-over-padding", "loss = (losses * mask).sum() / mask.sum()\n"),
+    ("seed-without-rank", RANKS.replace("mine =", "torch.manual_seed(seed + rank)\nmine =")),
+]
+
+
+@pytest.mark.parametrize(("name", "script"), OTHER_MEANINGS, ids=[name for name, _ in OTHER_MEANINGS])
+def test_operator_leaves_code_of_another_meaning(name: str, script: str) -> None:
+    assert list(OPERATORS[name].mutants(Script(script))) == []
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)

@@ -195,10 +195,9 @@ def pooling_over_padding(script: Script) -> Mutants:
             and isinstance(total.op, ast.Mult)
             and mentions(total.right, "mask")
             and mentions(node.right, "mask")
+            and (dimension := dimension_of(node.left)) is not None  # without one it is the mean of a loss
         ):
-            dimension = dimension_of(node.left)
-            text = script.source(dimension) if dimension is not None else ""
-            yield [script.replace(node, f"{text_of(script, total.left)}.mean({text})")]
+            yield [script.replace(node, f"{text_of(script, total.left)}.mean({script.source(dimension)})")]
 
 
 # Axes

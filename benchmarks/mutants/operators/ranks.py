@@ -92,7 +92,9 @@ def sampler_not_passed(script: Script) -> Iterator[Sequence[Edit]]:
 
 @operator("samplers", "ranks-train-on-same-batch")
 def seed_without_rank(script: Script) -> Iterator[Sequence[Edit]]:
-    """All ranks draw their data with the same seed."""
+    """All ranks draw their data with the same seed, and nothing else divides the data among them."""
+    if _divides_data(script):
+        return
     for node in script.walk(ast.Call):
         assert isinstance(node, ast.Call)
         seeds = node.args[:1] if last_part(called(node)) in ("manual_seed", "seed", "default_rng", "Random") else []
@@ -108,6 +110,18 @@ def seed_without_rank(script: Script) -> Iterator[Sequence[Edit]]:
                 sides = [side for side in (seed.left, seed.right) if not RANK.search(script.source(side))]
                 if len(sides) == 1:
                     yield [script.replace(seed, script.source(sides[0]))]
+
+
+def _divides_data(script: Script) -> bool:
+    """Whether each rank takes its part of the data (or of the model, as the stages of a pipeline do)."""
+    subscripts = (script.source(node.slice) for node in script.walk(ast.Subscript) if isinstance(node, ast.Subscript))
+    ranges = (script.source(call) for call in _calls(script, "range"))
+    return (
+        "DistributedSampler" in script.text
+        or any(RANK.match(text) for text in subscripts)
+        or any(RANK.search(text) for text in ranges)
+        or any(True for _ in _calls(script, "send", "recv", "isend", "irecv"))
+    )
 
 
 @operator("samplers", "ranks-train-on-same-batch")

@@ -36,7 +36,7 @@ def shifts(script: Script) -> Iterator[tuple[ast.Subscript, ast.Slice]]:
         if isinstance(node, ast.Subscript) and (part := last_slice(node))
     ]
     for node, part in slices:
-        if number(part.lower) != 1 or part.upper is not None or part.step is not None:
+        if number(part.lower) != 1 or part.upper is not None or part.step is not None or _is_zipped(script, node):
             continue
         for other, front in slices:
             if (
@@ -48,6 +48,11 @@ def shifts(script: Script) -> Iterator[tuple[ast.Subscript, ast.Slice]]:
             ):
                 yield node, part
                 break
+
+
+def _is_zipped(script: Script, node: ast.AST) -> bool:
+    """Whether it is an argument of `zip`, as in `zip(sizes[:-1], sizes[1:])`: neighbours of a list are no labels."""
+    return any(isinstance(parent, ast.Call) and function_name(parent) == "zip" for parent in script.parents(node))
 
 
 def shifted_windows(script: Script) -> Iterator[tuple[ast.Slice, ast.Slice]]:
