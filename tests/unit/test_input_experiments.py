@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from traincheck.sources.verification.inputs import changed_calls
 from traincheck.sources.verification.inputs.input_changes import CallInputs
@@ -210,6 +212,37 @@ def test_samples_that_compete_are_not_judged(tmp_path: Path) -> None:
 def test_a_program_with_one_batch_may_mix_its_samples(tmp_path: Path) -> None:
     (graph,) = rows()
     assert mixed(tmp_path, Mixing(lambda x: x.softmax(0)), lambda: (graph,)) == set()
+
+
+def loaded(*tensors: torch.Tensor) -> Batch:
+    """Batches of twelve samples from a data loader; `square` has no target."""
+    loader = DataLoader(TensorDataset(*tensors), batch_size=12, shuffle=True, drop_last=True)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    return lambda: next(batches)
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_a_data_loader_says_what_a_sample_is(dimension: int, tmp_path: Path) -> None:
+    model = Mixing(lambda x: x.softmax(dimension))
+    assert mixed(tmp_path, model, loaded(*rows(60)), square) == {AGREES if dimension else DISAGREES}
+
+
+def test_rows_that_no_loader_chose_may_depend_on_each_other(tmp_path: Path) -> None:
+    model = Mixing(lambda x: x.softmax(0))
+    assert mixed(tmp_path / "made", model, lambda: rows(10), square) == set()
+    batch = loaded(*rows(60))
+    assert mixed(tmp_path / "repeated", model, lambda: (batch()[0].repeat(2, 1),), square) == set(), "twice as many rows"
+
+
+def test_statistics_between_features_are_no_outputs_of_samples(tmp_path: Path) -> None:
+    """A matrix may have as many rows as two batches, as a correlation of features has."""
+
+    class Correlation(Mixing):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            features = self.first(x).repeat(1, 3)
+            return features.T @ features
+
+    assert mixed(tmp_path, Correlation(nn.Identity()), loaded(*rows(60)), square) == set()
 
 
 def test_a_similarity_of_samples_is_no_output_of_one(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ executed with these, as in evaluation: other layers compute as they do in traini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -34,7 +34,15 @@ class ChangedCall:
     Create it when the call begins. Raises CannotReplay where the call cannot be executed again.
     """
 
-    def __init__(self, name: str, module: nn.Module, args: Any, keywords: Any, same_batch: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        args: Any,
+        keywords: Any,
+        same_batch: bool = False,
+        batch_sizes: Container[int] = (),
+    ) -> None:
         self.call = RestorableCall(name, module, args, keywords)
         self.inputs = CallInputs(self.call.arguments)
         self._seen: list[Fingerprint] = []
@@ -45,6 +53,8 @@ class ChangedCall:
         self._after: tuple[InputChange, list[torch.Tensor]] | None = None
         self.same_batch = same_batch
         """Whether the call before had the same tensor as input: the program trains on one batch."""
+        self.was_loaded = self.inputs.batch in batch_sizes and self.inputs.length not in batch_sizes
+        """Whether the batch has as many samples as a data loader puts into one (`batch_sizes`), and positions not."""
         self._norms = [
             module
             for module in self.call.modules

@@ -80,11 +80,11 @@ class CallInputs:
         first = self.leaves[tensors[0]] if tensors else torch.empty(0)
         self.batch = int(first.shape[0])
         self._of_batch = [index for index in tensors if self.leaves[index].shape[0] == self.batch]
-        self._length = int(first.shape[1]) if first.dim() > 1 else 0
+        self.length = int(first.shape[1]) if first.dim() > 1 else 0
         with hidden_from_modes():
             self.sequences = [index for index in self._of_batch if _is_sequence(self.leaves[index])]
             self.padding = self._find_padding()
-        self.ambiguous = self._length == self.batch and len(tensors) > 1
+        self.ambiguous = self.length == self.batch and len(tensors) > 1
 
     def has_length_of(self, index: int, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether an output of these shapes has the positions of a sequence."""
@@ -100,7 +100,7 @@ class CallInputs:
             new = {i: _with_row(self.leaves[i], sample, other) for i in self._of_batch}
             if any(not torch.equal(new[i], self.leaves[i]) for i in new):
                 rows = torch.arange(self.batch) != sample
-                part = _first_dimensions((self.batch,), rows, self._length)
+                part = _first_dimensions((self.batch,), rows, self.length)
                 what = f"sample {other} in place of sample {sample}"
                 return InputChange(self._with(new), part, what, "the output of other samples", others=rows)
         return None
@@ -247,11 +247,16 @@ def _first_dimensions(form: tuple[int, ...], chosen: torch.Tensor, length: int =
 
 
 def changed_samples(
-    before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None], change: InputChange, unit: float
+    before: Sequence[torch.Tensor | None],
+    after: Sequence[torch.Tensor | None],
+    change: InputChange,
+    length: int,
+    unit: float,
 ) -> torch.Tensor | None:
     """Return which samples have other outputs after a change of one; None where no output has one row for each.
 
-    An output whose second dimension has the size of the batch may compare samples, and is left out.
+    The first dimension of an output may also be that of samples and of `length` positions. An output whose second
+    dimension has the size of the batch may compare samples, and is left out.
     """
     assert change.others is not None
     number = len(change.others)
@@ -260,7 +265,7 @@ def changed_samples(
         for old, new in zip(before, after, strict=True):
             if old is None or new is None or old.shape != new.shape or not old.is_floating_point():
                 continue
-            if not old.dim() or old.shape[0] % number or old.shape[1:2] == (number,):
+            if not old.dim() or old.shape[0] not in (number, number * length) or old.shape[1:2] == (number,):
                 continue
             rows = (new.double() - old.double()).abs().reshape(number, -1).amax(1).cpu()
             bound = ROUNDING * max(unit, torch.finfo(old.dtype).eps) * float(_largest(old))

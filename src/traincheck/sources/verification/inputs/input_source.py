@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.live_modules import has_parameters
@@ -45,6 +46,10 @@ from traincheck.vocab.verification import (
 )
 
 
+BATCHES_AHEAD = 64
+"""Batches whose samples are chosen, at most, before the model gets the first of them: workers load ahead."""
+
+
 class InputSource(ExperimentSource):
     """Changes the inputs of the first call of each model in a verified step. It attaches after the source `modules`."""
 
@@ -61,6 +66,7 @@ class InputSource(ExperimentSource):
         self._called: list[ChangedCall] = []  # calls without a backward so far
         self._hooks = ExitStack()  # on their outputs
         self._targets: list[Target] = []  # of the backward under way
+        self._batch_sizes: deque[int] = deque(maxlen=BATCHES_AHEAD)  # samples in the last batches of loaders
         self._sequences: defaultdict[str, AlignedSequences] = defaultdict(AlignedSequences)  # by model
         self._thread = 0
         self._inputs: weakref.WeakKeyDictionary[nn.Module, Callable[[], object]] = (
@@ -94,6 +100,13 @@ class InputSource(ExperimentSource):
             return True
 
         replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: verify(), lambda token: None))
+        note_samples = recorder.guarded(self.name, self._note_samples)
+        replace(
+            undo,
+            _BaseDataLoaderIter,
+            "_next_index",
+            wrapping(lambda iterator: True, lambda token, chosen: note_samples(chosen), lambda token: None),
+        )
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -119,6 +132,10 @@ class InputSource(ExperimentSource):
         if tensor is not None:
             self._inputs[module] = TensorReference(tensor)
 
+    def _note_samples(self, chosen: Any) -> None:
+        if isinstance(chosen, list | tuple):  # a loader without batches chooses one index
+            self._batch_sizes.append(len(chosen))
+
     def _capture(self, module: nn.Module, args: Any) -> None:
         step = self._recorder.steps.window_step
         if step != self._step:
@@ -134,7 +151,8 @@ class InputSource(ExperimentSource):
         try:
             last = self._inputs.get(module)
             same = last is not None and any(last() is argument for argument in args)
-            self._open = ChangedCall(name, module, args, keywords_of_call(self._recorder), same)
+            sizes = frozenset(self._batch_sizes)
+            self._open = ChangedCall(name, module, args, keywords_of_call(self._recorder), same, sizes)
         except CannotReplay as error:
             self._reporters[SAMPLES.name].report(name, UNDECIDED, f"the call cannot be executed again: {error}")
         else:

@@ -4,10 +4,11 @@ Note [Mixed samples]
 In most programs, an output of a sample depends on this sample alone. A softmax over the wrong dimension, statistics
 over the batch, or attention whose batch is in the other dimension make each output depend on all samples. That is
 judged without good runs where it is an error: the first dimension is known to be the batch (each sample has a target,
-or each position the next token), the program trains on other batches in each step (a graph or a Gaussian process has
-one), all arguments are of the batch (no edges between samples), the call keeps its buffers (no running statistics), and
-the output has no samples in its second dimension (no similarities). Then a changed sample must not change the outputs
-of all others. Where it changes some, samples may compete, as tokens do for experts with a capacity.
+each position the next token, or a data loader chose as many samples), the program trains on other batches in each step
+(a graph or a Gaussian process has one), all arguments are of the batch (no edges between samples), the call keeps its
+buffers (no running statistics), and the output has no samples in its second dimension (no similarities). Then a changed
+sample must not change the outputs of all others. Where it changes some, samples may compete, as tokens do for experts
+with a capacity.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def _samples_are_known(call: ChangedCall, targets: Sequence[Target], shifts: lis
     inputs = call.inputs
     has_targets = any(inputs.has_one_for_each_sample(target.values) for target in targets)
     has_targets = has_targets or any(not shift.positions_first for _, shift in shifts)
-    return has_targets and inputs.are_of_batch and not call.same_batch
+    return (has_targets or call.was_loaded) and inputs.are_of_batch and not call.same_batch
 
 
 def _mixed_samples(call: ChangedCall, targets: Sequence[Target], change: InputChange) -> Iterator[Judgement]:
@@ -189,14 +190,14 @@ def _mixed_samples(call: ChangedCall, targets: Sequence[Target], change: InputCh
     if not call.keeps_buffers:
         yield Judgement(MIXED_SAMPLES, UNDECIDED, "the call changes buffers, as running statistics do")
         return
-    changed = changed_samples(before, after, change, call.rounding_unit)
+    changed = changed_samples(before, after, change, call.inputs.length, call.rounding_unit)
     if changed is None:
         for target in targets:
             rows, left = divmod(target.values.numel(), call.inputs.batch)
             if not left:
                 all_rows = Shift(0, torch.ones(call.inputs.batch, rows, dtype=torch.bool))
                 scores = call.scores(call.call.arguments, all_rows), call.scores(change.arguments, all_rows)
-                changed = changed_samples(scores[:1], scores[1:], change, call.rounding_unit)
+                changed = changed_samples(scores[:1], scores[1:], change, call.inputs.length, call.rounding_unit)
     if changed is None or not changed.any():
         return
     others = changed[change.others]
