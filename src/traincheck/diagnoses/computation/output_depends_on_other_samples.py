@@ -10,8 +10,8 @@ DIAGNOSIS = Diagnosis(
     slug="output-depends-on-other-samples",
     title="The output of a sample depends on other samples of its batch",
     problem="TrainCheck executed the call again with another sample in one place of the batch. The outputs of "
-    "other samples changed, and must not: each sample has a target of its own, a data loader chose the samples one by "
-    "one, or good runs showed it. The model mixes the samples of a batch.",
+    "other samples changed. They must not, because each sample has a target of its own, because a data loader chose "
+    "the samples, or because good runs showed it. The model mixes the samples of a batch.",
     advice=(
         "Check the layout of the named module: batch_first=False attends over the first dimension, which is the batch.",
         "Look for a view, reshape or transpose that merges the batch with another dimension.",
