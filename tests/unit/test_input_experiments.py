@@ -231,7 +231,9 @@ def test_rows_that_no_loader_chose_may_depend_on_each_other(tmp_path: Path) -> N
     model = Mixing(lambda x: x.softmax(0))
     assert mixed(tmp_path / "made", model, lambda: rows(10), square) == set()
     batch = loaded(*rows(60))
-    assert mixed(tmp_path / "repeated", model, lambda: (batch()[0].repeat(2, 1),), square) == set(), "twice as many rows"
+    assert mixed(tmp_path / "repeated", model, lambda: (batch()[0].repeat(2, 1),), square) == set(), (
+        "twice as many rows"
+    )
 
 
 def test_statistics_between_features_are_no_outputs_of_samples(tmp_path: Path) -> None:

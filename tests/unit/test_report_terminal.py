@@ -18,6 +18,7 @@ from traincheck.reporting.rank_rows import job_names, rank_rows
 from traincheck.reporting.terminal import LIVE_BLOCKS, REASONS, ROWS, TerminalSink, finding_block
 from traincheck.vocab.finding import ENDED, STOPPED, Counts, Divergence, RankState, Report, Site
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.verification import VerifiedComputation
 
 Tell = Callable[..., str]
 
@@ -163,6 +164,14 @@ def test_few_ranks_have_rows_and_many_are_folded(some_report: Report, tell: Tell
     assert "0-1021, 1023     20       21  ended      agrees" in text
     assert "1022             20       21  ended      gradients differ since step 7" in text
     assert "since step 7, gradients differ: rank 1022 of 1,024 deviates" in text
+
+
+def test_a_long_table_of_verification_keeps_what_is_wrong(some_report: Report, tell: Tell) -> None:
+    rows = [VerifiedComputation("algorithm", f"SGD#{number}", agreed=3) for number in range(ROWS + 6)]
+    rows[-1] = replace(rows[-1], subject="AdamW", disagreed=1)
+    text = tell(replace(some_report, verification=tuple(rows)), width=80)
+    assert "AdamW" in text and "SGD#23" in text and "SGD#24" not in text
+    assert "and 6 more rows in the reports" in text, "in one line"
 
 
 def test_the_end_of_a_rank_is_printed(some_report: Report, tell: Tell) -> None:

@@ -195,6 +195,13 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
     return table
 
 
+def _note_left_out(table: Table, rows: int) -> None:
+    """Say below a table how many of its rows it does not show; in a cell, the sentence would be cut."""
+    if rows > ROWS:
+        table.caption = Text(f"  and {rows - ROWS:,} more rows in the reports")
+        table.caption_justify = "left"
+
+
 def _ranks_table(report: Report) -> Table:
     rows, jobs = rank_rows(report.ranks), job_names(report.ranks)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -210,8 +217,7 @@ def _ranks_table(report: Report) -> Table:
         agreement = Text(phrases.plain(phrases.agreement(row.state)), "bold red" if row.state.apart is not None else "")
         numbers = (f"{row.state.steps:,}", f"{row.state.windows:,}")
         table.add_row(row.ranks, *job, *numbers, Text(phrases.plain(phrases.recording(row.state))), agreement)
-    if len(rows) > ROWS:
-        table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
+    _note_left_out(table, len(rows))
     return table
 
 
@@ -220,12 +226,11 @@ def _verification_table(rows: Sequence[VerificationRow]) -> Table:
     for name in HEAD:
         is_count = name == HEAD[2]
         table.add_column(name, justify="right" if is_count else "left", no_wrap=is_count, overflow="fold")
-    for row in rows[:ROWS]:
+    for row in rows if len(rows) <= ROWS else sorted(rows, key=lambda row: row.kind != WRONG)[:ROWS]:
         cells = [Text(phrases.plain(cell)) for cell in row[:4]]
         cells[3].stylize(_VERIFIED_STYLES.get(row.kind, ""), 0, len(row.kind))
         table.add_row(*cells)
-    if len(rows) > ROWS:
-        table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
+    _note_left_out(table, len(rows))
     return table
 
 

@@ -9,6 +9,8 @@ from traincheck.vocab.verification import (
     DERIVATIVE,
     KIND,
     LATER_TOKENS,
+    MIXED_SAMPLES,
+    NEXT_TOKEN,
     PADDING,
     PADDING_LOSS,
     RECOMPUTATION,
@@ -39,7 +41,9 @@ INPUTS = _declare(
     "inputs",
     "calls of models that are executed again with changed inputs",
     SAMPLES,
+    MIXED_SAMPLES,
     LATER_TOKENS,
+    NEXT_TOKEN,
     PADDING,
     PADDING_LOSS,
 )
