@@ -28,12 +28,16 @@ from traincheck.checking.outcome_files import (
     read_outcome,
 )
 from traincheck.invariants.book import read_book
+from traincheck.invariants.builtin_rules import of_training
 from traincheck.invariants.packs import SHIPPED as PACK_FOLDER
+from traincheck.relations.consistent.builtin_rules import of_verification
 
 SUPPORT = HERE / "support"
 GOOD_SEEDS, SEED = (11, 12, 13), 14
 """Seeds of the accepted runs, and the seed of all other runs."""
 PACKS, OWN = "packs", "own"
+VERIFY = ("--verify-every", "5")
+"""Added to the runs that are judged by their findings; runs whose time is measured go without."""
 LEAST_INTERVALS = 5
 """Times between training steps that a median needs."""
 
@@ -76,10 +80,12 @@ def _program(program: Program, home: Path, rounds: int) -> dict[str, Any]:
         unsteady = output.merge_unsteady(output.changing_numbers(plain[0].lines, ran.lines) for ran in plain[1:])
     compared = [output.compare(plain[0].lines, ran.lines, unsteady) for ran in observed]
     _accept_good_runs(program, work[OWN])
-    _observed(program, work[OWN], "clean")
+    verified = _observed(program, work[OWN], "clean", options=VERIFY)
+    compared.append(output.compare(plain[0].lines, verified.lines, unsteady))
     packs = report_of(work[PACKS] / "runs" / "clean")
-    findings = {PACKS: [in_short(finding) for finding in packs["findings"]]}
-    findings[OWN] = findings_by_book(work[OWN] / "runs" / "clean")[OWN]
+    findings = findings_by_book(work[OWN] / "runs" / "clean")
+    seen = {_key(finding) for finding in findings[PACKS]}
+    findings[PACKS] += [new for new in map(in_short, packs["findings"]) if _key(new) not in seen]
     worst = min(compared, key=lambda comparison: comparison.equal)
     return {
         "equal": worst.equal,
@@ -96,7 +102,7 @@ def _program(program: Program, home: Path, rounds: int) -> dict[str, Any]:
 def _error(error: SilentError, program: Program, scratch: Path) -> dict[str, Any]:
     """The findings that the program has with the error and not without, by the book that has their rules."""
     home = scratch / program.id
-    ran = _observed(program, home / OWN, error.id, error)
+    ran = _observed(program, home / OWN, error.id, error, VERIFY)
     clean, found = (findings_by_book(home / OWN / "runs" / name) for name in ("clean", error.id))
     known = {book: {_key(finding) for finding in clean[book]} for book in (PACKS, OWN)}
     plain = output.normalised((home / PACKS / "logs" / "plain.out").read_text(encoding="utf-8", errors="replace"))
@@ -122,11 +128,13 @@ def _plain(program: Program, work: Path) -> Ran:
     return _run([sys.executable, *_words(program, SEED)], program, work, "plain")
 
 
-def _observed(program: Program, work: Path, name: str, error: SilentError | None = None) -> Ran:
+def _observed(
+    program: Program, work: Path, name: str, error: SilentError | None = None, options: Sequence[str] = ()
+) -> Ran:
     """Run the program under `traincheck run`: with the packs, and with the good runs that were accepted in `work`."""
     shutil.rmtree(work / "runs" / name, ignore_errors=True)
     start = _under_traincheck(program, _words(program, SEED, error))
-    words = [*TRAINCHECK, "run", "--fail-on", "never", "-o", f"runs/{name}", *start]
+    words = [*TRAINCHECK, "run", "--fail-on", "never", *options, "-o", f"runs/{name}", *start]
     return _run(words, program, work, name, error)
 
 
@@ -195,9 +203,10 @@ def report_of(run: Path) -> dict[str, Any]:
 
 
 def findings_by_book(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the findings of a run by the rules of the packs alone, and by those of its good runs alone."""
+    """Return the findings of a run by the rules that need no run of its own, and by those of its good runs alone."""
     deployed = read_book(run / "book.jsonl")
     in_packs = {rule.id for path in PACK_FOLDER.glob("*.jsonl") for rule in read_book(path).invariants}
+    in_packs |= {rule.id for rule in (*of_training(), *of_verification())}
     found = {}
     for name in (PACKS, OWN):
         rules = tuple(rule for rule in deployed.invariants if (rule.id in in_packs) == (name == PACKS))
