@@ -177,7 +177,10 @@ class ModuleSource:
         learns = torch.is_grad_enabled()
         if learns and (parametric or module._parameters):
             self._gradients.module_called(module)
-        of_class = self._classes.get(type(module)) or self._class_request(type(module))
+        cls = type(module)
+        if cls is nn.Sequential and not module._modules:
+            cls = nn.Identity  # an empty one returns its input, and calls no layer
+        of_class = self._classes.get(cls) or self._class_request(cls)
         if not of_class.records_calls:
             opened.append(_NOT_RECORDED)
             return

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from traincheck.sources.modules.live_modules import plain_name
 from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult, Fingerprints, PeerCall
 from traincheck.sources.replay.outside_gradients import Edge, edge_of, edges_from_outside, edges_inside
-from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
+from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, copy_of, tensors_in
 from traincheck.sources.replay.state_snapshot import has_compiled_code, has_only_torch_hooks
 from traincheck.sources.tensors.leaf_hooks import register_leaf_hook
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
@@ -99,7 +99,7 @@ class CapturedCall(RestorableCall):
             is_first = index not in self._result_grads
             if is_first:
                 with hidden_from_modes():
-                    self._result_grads[index] = grad.detach().clone()
+                    self._result_grads[index] = copy_of(grad)
             self._fired[ROOT] = max(self._fired.get(ROOT, 0), 1 if is_first else 2)
 
         return on_gradient

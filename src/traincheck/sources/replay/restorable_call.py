@@ -31,6 +31,9 @@ from traincheck.sources.replay.state_snapshot import (
 from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable, kind_of
 
 ROOT = "the result"
+MAX_GAPS = 64 * 1024**2
+"""Bytes between the elements of a tensor that a copy of it may have as well."""
+
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 """Namespaces of operations that wait for other ranks."""
 
@@ -199,7 +202,23 @@ def copied(value: Any) -> Any:
             return leaf
         if not is_copyable(leaf):
             raise CannotReplay(f"it is given a {kind_of(leaf)}, which TrainCheck does not copy")
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return copy_of(leaf).requires_grad_(leaf.requires_grad)
 
     with hidden_from_modes():
         return tree_map(copied_leaf, value)
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the strides of `tensor`, also of a view with gaps, or of one that repeats elements.
+
+    torch chooses kernels by strides, and two kernels may round differently. Call under `hidden_from_modes`.
+    """
+    tensor = tensor.detach()
+    copy = tensor.clone()
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
+        return copy
+    sizes, strides = tensor.shape, tensor.stride()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    if copy.stride() == strides or (span - copy.numel()) * copy.element_size() > MAX_GAPS:
+        return copy
+    return tensor.as_strided((span,), (1,)).clone().as_strided(sizes, strides, 0)

@@ -127,6 +127,7 @@ class TapeRecording(DispatchRecording):
         self._held_tensors: dict[int, int] = {}  # by tensor: the number of its value
         self._held_memory: dict[int, list[int]] = {}  # by storage
         self._whole: dict[int, int] = {}  # by group: the value that is its whole memory
+        self._filled: dict[int, int] = {}  # by group: the call of a custom function that wrote results into its memory
         self._unusable: dict[int, int] = {}  # by group: values up to this number cannot be used
         self._geometry: dict[tuple[Any, ...], Ref] = {}
         self._values = self._copied = 0
@@ -232,7 +233,7 @@ class TapeRecording(DispatchRecording):
         depends = results = False
         for tensor in tensors:
             depends = depends or tensor.requires_grad
-            results = results or tensor._cdata in known
+            results = results or tensor._cdata in known or (bool(self._filled) and self._filled_in(tensor) > 0)
         region = _NO_REGION
         if results or (depends and not grad):
             region = self._current_region()
@@ -349,7 +350,16 @@ class TapeRecording(DispatchRecording):
             return self._usable(known) if known is not None else self._of_memory(tensor)
         if is_written and not tensor.requires_grad:
             return self._whole_memory(tensor, region)
+        if region and self._filled and self._filled_in(tensor) == region:
+            return self._of_memory(tensor)
         return self._hold(tensor, scratch)
+
+    def _filled_in(self, tensor: torch.Tensor) -> int:
+        """Return the call of a custom function that wrote results into the memory of a tensor; 0 for none."""
+        if tensor.layout is not torch.strided or type(tensor) not in PLAIN:
+            return 0
+        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        return 0 if memory is None else self._filled.get(memory.group, 0)
 
     def _usable(self, known: _Known) -> Source:
         return _CHANGED if known.source.value <= self._unusable.get(known.group, 0) else known.source
@@ -475,6 +485,8 @@ class TapeRecording(DispatchRecording):
             self.tape.groups[self._values] = group
             self.tape.held[self._values] = Held(whole, whole, version_of(whole))
             self._whole[group] = self._values
+        if region:
+            self._filled[group] = region
         source = _strided(self._whole[group], tensor)
         self._known[tensor._cdata] = _Known(source, torch._C._WeakTensorRef(tensor), region, group, False)
         return source
