@@ -13,14 +13,17 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import wraps
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 from torch.utils._device import DeviceContext
 
-from traincheck.sources.base import Source
+from traincheck.sources.base import Source, replace
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors import hashing
@@ -62,6 +65,7 @@ class Attachment:
         self._undo = ExitStack()
         self.undo.callback(hashing.stop_threads)
         self.undo.callback(self._detach)
+        replace(self.undo.enter_context(UndoStack()), warnings, "_showwarnmsg", _with_places)
         for source in sources:
             reason = source.offers()
             if reason is None:
@@ -131,6 +135,18 @@ class Attachment:
         own = [index for index, mode in enumerate(modes) if type(mode).__module__.startswith("traincheck.")]
         if own != [len(modes) - 1] and not all(isinstance(mode, DeviceContext) for mode in modes):
             raise CannotReattach("the program is inside a torch function mode of its own")
+
+
+def _with_places(show: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap the function that shows a warning, so that it names a line of the program."""
+
+    @wraps(show)
+    def wrapper(message: Any) -> None:
+        from traincheck.sources.recording.warning_places import show_in_program  # few programs warn
+
+        show_in_program(show, message)
+
+    return wrapper
 
 
 def _in_torch_function() -> bool:

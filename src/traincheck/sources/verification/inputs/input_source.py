@@ -45,7 +45,6 @@ from traincheck.vocab.verification import (
     UNDECIDED,
 )
 
-
 BATCHES_AHEAD = 64
 """Batches whose samples are chosen, at most, before the model gets the first of them: workers load ahead."""
 
