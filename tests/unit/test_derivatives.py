@@ -184,6 +184,35 @@ def multiplied(wrong: str) -> Callable[[], nn.Module]:
     )
 
 
+class Stages(torch.autograd.Function):
+    """Multiplies twice by a vector, through a buffer that it fills stage by stage, as solvers do; then by its mean."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, vector: torch.Tensor, share: float) -> torch.Tensor:
+        ctx.save_for_backward(rows, vector)
+        ctx.share = share
+        stages = torch.empty(*rows.shape, 2)
+        stages.data[..., 0] = rows * vector
+        stages.data[..., 1] = stages[..., 0] * vector
+        return (stages * vector.mean()).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        rows, vector = ctx.saved_tensors
+        mean, total = vector.mean(), (grad * (rows * vector + rows * vector**2)).sum() / len(vector)
+        of_vector = (grad * mean * (rows + 2 * rows * vector)).sum(0)
+        return grad * mean * (vector + vector**2), of_vector + ctx.share * total, None
+
+
+def staged(share: float) -> Callable[[], nn.Module]:
+    def compute(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return model.head(Stages.apply(model.stem(x), model.scale, share).tanh())
+
+    return lambda: Functional(
+        compute, stem=nn.Linear(6, 6), scale=nn.Parameter(torch.rand(6) + 0.5), head=nn.Linear(6, 1)
+    )
+
+
 def rounded(function: type[torch.autograd.Function]) -> nn.Module:
     return Functional(
         lambda model, x: model.head(function.apply(model.stem(x))), stem=nn.Linear(6, 6), head=nn.Linear(6, 1)
@@ -223,9 +252,11 @@ def packed() -> nn.Module:
         regression(straight_through),
         regression(functorch),
         regression(multiplied("")),
+        regression(staged(1.0)),
     ],
     ids=[
         "mlp", "cnn", "transformer", "lstm", "reentrant", "checkpointed", "straight-through", "vmap", "function",
+        "buffer",
     ],
 )  # fmt: skip
 def test_right_gradients_agree(tmp_path: Path, program: Program) -> None:
@@ -449,6 +480,11 @@ def test_a_wrong_custom_function_is_named(tmp_path: Path, wrong: str, found: str
     assert verdicts.verdicts == {DISAGREES}
     assert all(first.startswith("function Multiply (") for first in verdicts.first)
     assert any(found in text for text in verdicts.found), verdicts.found
+
+
+def test_a_wrong_function_with_a_buffer_is_named(tmp_path: Path) -> None:
+    result = verified(tmp_path, regression(staged(0.0)))
+    assert DISAGREES in result.verdicts and "Stages" in " ".join(result.first), result
 
 
 def overwritten(model: Any, x: torch.Tensor) -> torch.Tensor:

@@ -163,6 +163,21 @@ def test_batch_normalization_is_executed_with_its_running_statistics(tmp_path: P
     assert "statistics of the batch" in result.first(SAMPLES.name).found
 
 
+def test_each_verified_step_changes_another_sample(tmp_path: Path) -> None:
+    """In a graph, the node of one step may be alone."""
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            neighbours = torch.cat([x[:6].mean(0, keepdim=True).expand(6, -1), x[6:]])  # the last six are alone
+            return self.layer(x + neighbours)
+
+    assert set(run(tmp_path, Graph(), rows).of(SAMPLES.name)) == {AGREES, DISAGREES}
+
+
 class Mixing(nn.Module):
     """Classifies features after `mix`, which may use all samples of a batch."""
 

@@ -14,14 +14,21 @@ HELD = Counts(invariants=3, passed=3)
 WRONG = Finding(ERROR, 1, 0, "title", "cause", None, (), "expected", "observed", (), ("id",), 1, 1)
 
 
-def note(updates: int | None, *, forwards: int = 0, backwards: int = 0, ended: bool = True) -> ProcessNote:
-    return ProcessNote(updates=updates, forwards=forwards, backwards=backwards, ended=ended)
+def note(
+    updates: int | None, *, forwards: int = 0, backwards: int = 0, forks: int = 0, ended: bool = True
+) -> ProcessNote:
+    return ProcessNote(updates=updates, forwards=forwards, backwards=backwards, forks=forks, ended=ended)
 
 
 @pytest.mark.parametrize(
     ("notes", "message"),
     [
         ([note(0, forwards=3)], "no training step was recognised: 3 calls of a model and no backward was seen"),
+        (
+            [note(0, forks=3)],
+            "no training step was recognised: no call of a model and no backward was seen (3 forked child processes, "
+            "not observed)",
+        ),
         ([note(0)], "no training step was recognised: no call of a model and no backward was seen"),
         (
             [note(0, forwards=1, backwards=1_200), note(0)],

@@ -93,6 +93,13 @@ def test_an_unexpected_argument_is_recorded_with_the_call_that_raises() -> None:
     assert dict(other.args) == {"training": True, "scale": 3}
 
 
+def test_an_empty_sequence_of_layers_is_an_identity() -> None:
+    """Residual networks have one as shortcut. It calls no layer, as other sequences do."""
+    with observing() as seen:
+        nn.Sequential(nn.Sequential(), nn.Linear(4, 4))(torch.ones(2, 4))
+    assert len(seen.named("torch.nn.Sequential.forward")) == len(seen.named("torch.nn.Identity.forward")) == 1
+
+
 @pytest.mark.parametrize("backward", [torch.Tensor.backward, lambda loss: torch.autograd.backward(loss)])
 def test_recomputation_in_a_backward_is_recorded(backward: Callable[[torch.Tensor], None]) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())

@@ -54,6 +54,14 @@ def test_results_are_counted_by_experiment_and_subject() -> None:
     assert rows["update"].reasons and not rows["update"].times
 
 
+def test_subjects_are_ordered_by_their_numbers() -> None:
+    tally = VerificationTally()
+    names = ("Adam#10", "Adam#2", "Adam", "Net.layers.3", "Net.layers.12")
+    for step, name in enumerate(names):
+        tally.feed(Window(step, step, "train", readings=(reading("algorithm", AGREES, subject=name),)))
+    assert [row.subject for row in tally.rows] == ["Adam", "Adam#2", "Adam#10", "Net.layers.3", "Net.layers.12"]
+
+
 def test_a_summary_stays_small() -> None:
     many = [reading("algorithm", UNDECIDED, f"reason {number}") for number in range(3 * MAX_REASONS)]
     others = [reading("algorithm", AGREES, subject=f"SGD#{number}") for number in range(2 * MAX_ROWS)]

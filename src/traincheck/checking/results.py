@@ -256,7 +256,7 @@ def unobserved(rules: Sequence[Invariant], recorded: Demand, notes: Sequence[Pro
         elif INSIDE in missing and not demand.calls <= FROM_OUTSIDE:
             reasons[rule.id] = "compiled code is not observed inside"
         elif REPLAYS in missing and demand.takes_readings(COMPUTATION):
-            reasons[rule.id] = "its steps could not be replayed"
+            reasons[rule.id] = "models or optimizers could not be replayed"
     return reasons
 
 

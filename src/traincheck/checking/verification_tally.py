@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -70,4 +71,9 @@ def _joined(row: VerifiedComputation, more: VerifiedComputation) -> VerifiedComp
 
 
 def _sorted(rows: Iterable[VerifiedComputation]) -> tuple[VerifiedComputation, ...]:
-    return tuple(sorted(rows, key=lambda row: (ORDER.get(row.experiment, len(ORDER)), row.subject)))
+    return tuple(sorted(rows, key=lambda row: (ORDER.get(row.experiment, len(ORDER)), _by_numbers(row.subject))))
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """The order of names with numbers: `Adam#2` before `Adam#10`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]

@@ -76,7 +76,7 @@ class Session:
         self._show: Callable[[Finding], None] | None = show or shown_live(settings)
         self._folder = RunFolder.open(settings.run_folder)
         self._process = os.getpid()
-        self._began = time.monotonic()
+        self._began, self._forks = time.monotonic(), 0
         self._ended = False  # the last note is written
         self._current_rank = CurrentRank(self._folder, self._process)
         self._faults: list[str] = []
@@ -334,6 +334,7 @@ class Session:
 
     def resume(self) -> None:
         """Resume after the fork."""
+        self._forks += 1
         with suppress(RuntimeError):  # no more threads now; the next window tries again
             self._pipeline.start()
 
@@ -509,6 +510,7 @@ class Session:
             sent=self._publisher.sent if self._publisher is not None else {},
             full=tuple(self._state.full),
             verified=self._verified.rows,
+            forks=self._forks,
             ended=ended,
         )
 

@@ -76,6 +76,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
       some of them do not have this run folder.
     * `configuration` is what the process computed with; None before its first training step.
     * Verification: `verified` counts the results of experiments on live steps, by experiment and subject.
+    * `forks` counts forked child processes, such as workers of data loaders.
     * `ended` is False for a process that is running or was killed.
     """
 
@@ -106,6 +107,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     sent: dict[str, Count] = {}
     full: tuple[tuple[Count, Count], ...] = ()
     verified: tuple[VerifiedComputation, ...] = ()
+    forks: Count = 0
     ended: bool = False
 
 
@@ -116,9 +118,10 @@ def untrained_in(notes: Sequence[ProcessNote]) -> str:
     backwards, forwards = sum(note.backwards for note in notes), sum(note.forwards for note in notes)
     calls = f"{forwards:,} call{'s' * (forwards != 1)} of a model"
     if not backwards:
-        return (
-            f"no training step was recognised: {calls if forwards else 'no call of a model'} and no backward was seen"
-        )
+        seen = f"{calls if forwards else 'no call of a model'} and no backward was seen"
+        forks = sum(note.forks for note in notes)
+        children = f" ({forks:,} forked child process{'es' * (forks != 1)}, not observed)" if forks else ""
+        return f"no training step was recognised: {seen}{children}"
     seen = f"{backwards:,} backward{'s' * (backwards != 1)} and {calls} were seen, but no update of a parameter"
     return f"no training step was recognised: {seen} (call traincheck.step() at the end of each step of the loop)"
 

@@ -18,6 +18,8 @@ DIAGNOSIS = Diagnosis(
         "an operation has saved them for the backward.",
         "Look for activation checkpointing whose second forward differs from the first: preserve_rng_state=False, or a "
         "forward that depends on a counter.",
+        "Some functions approximate their derivative on purpose, such as the adjoint of a differential equation. The "
+        "finding says how far it is off; a smaller tolerance of the solver brings it closer.",
     ),
     explains=(Match(verb=IS_VERIFIED, api=f"{KIND}.{DERIVATIVE.name}"),),
     priority=2,

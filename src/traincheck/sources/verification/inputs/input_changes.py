@@ -25,6 +25,8 @@ from traincheck.sources.tensors.reading import hidden_from_modes
 
 MIN_LENGTH = 3
 MIN_MATCHES = 3
+SAMPLE_STRIDE = 7
+"""Samples between those that two calls of a model change."""
 ROUNDING = 32
 """Changes up to so many units of rounding of the largest output are not judged."""
 
@@ -55,14 +57,19 @@ class Padding(NamedTuple):
 
 
 class AlignedSequences:
-    """Which sequences among the arguments of a model have the positions of its output, see Note [Several sequences]."""
+    """Which sequences among the arguments of a model have the positions of its output, see Note [Several sequences].
+
+    `calls` counts the calls of the model that were judged.
+    """
 
     def __init__(self) -> None:
+        self.calls = 0
         self._matches: Counter[int] = Counter()
         self._others: set[int] = set()
 
     def add(self, inputs: CallInputs, shapes: Sequence[tuple[int, ...]]) -> list[int]:
         """Add a call with outputs of these shapes; returns the sequences of it that can be judged."""
+        self.calls += 1
         matching = [index for index in inputs.sequences if inputs.has_length_of(index, shapes)]
         self._matches.update(matching)
         self._others.update(set(inputs.sequences).difference(matching))
@@ -91,11 +98,14 @@ class CallInputs:
         form = tuple(self.leaves[index].shape[:2])
         return any(shape[:2] == form or shape[:1] == (form[0] * form[1],) for shape in shapes)
 
-    def other_sample(self) -> InputChange | None:
-        """Replace one sample by its neighbour; None where all samples are equal."""
+    def other_sample(self, number: int = 0) -> InputChange | None:
+        """Replace one sample by its neighbour; None where all samples are equal.
+
+        It is the middle one for the call 0, and another one for each later `number`: a sample may be alone.
+        """
         if self.batch < 2:
             return None
-        sample = self.batch // 2
+        sample = (self.batch // 2 + number * SAMPLE_STRIDE) % self.batch
         for other in (sample - 1, *range(self.batch)):
             new = {i: _with_row(self.leaves[i], sample, other) for i in self._of_batch}
             if any(not torch.equal(new[i], self.leaves[i]) for i in new):

@@ -72,7 +72,7 @@ def judge(call: ChangedCall, sequences: AlignedSequences, targets: Sequence[Targ
     aligned = sequences.add(call.inputs, call.shapes)
     yield from _padding_loss(call, aligned)
     shifts = _shifts(call, targets)
-    other_sample = call.inputs.other_sample()
+    other_sample = call.inputs.other_sample(sequences.calls - 1)
     judging: list[tuple[Experiment, Callable[[], Iterator[Judgement]]]] = []
     if other_sample is not None and _samples_are_known(call, targets, shifts):
         judging.append((MIXED_SAMPLES, partial(_mixed_samples, call, targets, other_sample)))

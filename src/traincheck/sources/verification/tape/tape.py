@@ -31,7 +31,7 @@ from torch import nn
 
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
-from traincheck.sources.verification.tape.tape_operations import fused_attention
+from traincheck.sources.verification.tape.tape_operations import fused_attention, returns_view
 
 
 class CannotExecute(Exception):
@@ -199,6 +199,7 @@ class Computation:
         self._held = {value: tape.held[value] for value in values if value in tape.held}
         written = {group for entry in self._entries for group in entry.writes}
         self._owned = {value for value in self._held if tape.groups[value] in written}
+        self._filled = {tape.groups[value] for value in self._owned}
         self._last_use: dict[int, int] = {}
         for position, entry in enumerate(self._entries):
             for value in (*entry.reads, *entry.results):
@@ -216,6 +217,13 @@ class Computation:
         ]
         values = {value for entry in self._entries if entry.function is function for value in entry.reads}
         return Computation(self._tape, list(function.outputs.values()), indices, values)
+
+    def _read_before_write(self, entry: Entry) -> Collection[int]:
+        """Return the values that an operation reads from memory which another one may fill later: autograd saves them.
+        A view stays one, because the program may write to it."""
+        groups = self._filled.difference(entry.writes)
+        values = {value for value in entry.reads if self._tape.groups[value] in groups}
+        return () if values and returns_view(entry.op) else values
 
     @property
     def free(self) -> set[int]:
@@ -269,7 +277,7 @@ class Computation:
                 for value in entry.reads:
                     if value not in execution.values and value in self._held:
                         execution.load(value, self._held[value], copy=value in self._owned)
-                execution.run(entry)
+                execution.run(entry, self._read_before_write(entry) if differentiable and self._filled else ())
                 for value in (*entry.reads, *entry.results):
                     if self._last_use[value] == position and value not in kept:
                         execution.values.pop(value, None)
@@ -318,10 +326,10 @@ class Execution:
             raise CannotExecute("a value that it uses is not available")
         return tensor if isinstance(source, Ref) else tensor.as_strided(source.size, source.stride, source.offset)
 
-    def run(self, entry: Entry) -> None:
-        """Execute an entry. Raises CannotExecute."""
-        args = [self._argument(arg) for arg in entry.args]
-        kwargs = {name: self._argument(arg) for name, arg in entry.kwargs.items()}
+    def run(self, entry: Entry, copied: Collection[int] = ()) -> None:
+        """Execute an entry, with copies of some values. Raises CannotExecute."""
+        args = [self._argument(arg, copied) for arg in entry.args]
+        kwargs = {name: self._argument(arg, copied) for name, arg in entry.kwargs.items()}
         try:
             output = self._in_dtype(entry, args, kwargs) if self._dtype is not None else entry.op(*args, **kwargs)
         except CannotExecute:
@@ -332,11 +340,12 @@ class Execution:
             if value >= 0 and tensor is not None:
                 self.values[value] = tensor
 
-    def _argument(self, arg: Any) -> Any:
+    def _argument(self, arg: Any, copied: Collection[int]) -> Any:
         if isinstance(arg, Ref | StridedRef):
-            return self.value_of(arg)
+            value = self.value_of(arg)
+            return value.clone() if arg.value in copied else value
         if isinstance(arg, tuple | list):
-            return [self._argument(item) for item in arg]
+            return [self._argument(item, copied) for item in arg]
         if self._dtype is not None and isinstance(arg, torch.dtype):
             return self._converted_type(arg)
         return arg

@@ -43,6 +43,12 @@ def describe(func: Any) -> Operation:
     )
 
 
+def returns_view(func: Any) -> bool:
+    """Whether an operation returns memory of its arguments."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
 def is_deterministic(func: Any, op: Operation, args: Any, kwargs: Any) -> bool:
     """Whether an operation that may draw random numbers draws none, because the probability of dropout is zero."""
     values = [args[i] if i < len(args) else kwargs.get(name, 0) for i, name in op.probabilities]
