@@ -25,8 +25,8 @@ from small_trainings import same, train
 from traincheck.background_threads import NAME
 from traincheck.checking.live import LiveChecker
 from traincheck.invariants.book import Book, write_book
+from traincheck.reporting import quiet_import
 from traincheck.runtime import process_session as sessions
-from traincheck.runtime import terminal_findings
 from traincheck.runtime.recording import pipeline as pipelines
 from traincheck.sources.modules.modules import ModuleSource
 from traincheck.sources.recording.recorder import Recorder
@@ -308,7 +308,7 @@ def test_to_show_a_finding_draws_no_random_number(monkeypatch: pytest.MonkeyPatc
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, name)
     state = random.getstate()
-    terminal_findings.import_terminal()
+    quiet_import.import_terminal()
     importlib.import_module("rich.console")
     importlib.import_module("rich.table")
     assert random.getstate() == state

@@ -295,6 +295,9 @@ def _report(observation: Observation, folder: Path, book: Book) -> None:
 
 
 def _print_summary(report: Report, folder: Path) -> None:
+    from traincheck.reporting.quiet_import import import_terminal
+
+    import_terminal()
     from rich.console import Console
 
     from traincheck.reporting.terminal import TerminalSink

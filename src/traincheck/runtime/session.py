@@ -35,7 +35,7 @@ from traincheck.runtime.recording.redaction import without_secrets
 from traincheck.runtime.recording.sampling import Sampling
 from traincheck.runtime.recording.window_recorder import WindowRecorder
 from traincheck.runtime.stderr_log import in_words, log_warning
-from traincheck.runtime.terminal_findings import import_terminal, shown_live
+from traincheck.runtime.terminal_findings import shown_live
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import ProcessNote, StopRequest
 from traincheck.vocab.demand import EVERYTHING, MODEL, NOTHING, WEIGHTS, Demand
@@ -119,7 +119,6 @@ class Session:
         stages: list[Stage] = [("trace", self._window_recorder.feed)]
         self._checker: LiveChecker | None = None
         if self.settings.mode == "run":
-            import_terminal()
             self._checker = LiveChecker(rules, self._folder.path, self._process, self._on_new_finding)
             stages.insert(0, ("checking", self._checker.feed))  # first, as findings select the windows to record
             self._publisher = publisher = self._rank_publisher(rules, published_bytes)

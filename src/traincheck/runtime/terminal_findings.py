@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 from traincheck.reporting.base import Sink
 from traincheck.runtime.launching.run_settings import Settings
 from traincheck.vocab.finding import Finding
-
-
-def import_terminal() -> None:
-    """Import of the terminal library what draws a random number then: now, while it can be put back.
-
-    Afterwards, it would be drawn during the training, from the program's stream.
-    """
-    state = random.getstate()
-    import rich.style  # noqa: F401
-
-    random.setstate(state)
 
 
 def shown_live(settings: Settings) -> Callable[[Finding], None]:
@@ -30,6 +18,9 @@ def shown_live(settings: Settings) -> Callable[[Finding], None]:
         if not settings.live_terminal:
             return
         if not sinks:
+            from traincheck.reporting.quiet_import import import_terminal
+
+            import_terminal()
             from traincheck.reporting.terminal import TerminalSink
 
             sinks.append(TerminalSink())

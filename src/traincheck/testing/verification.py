@@ -22,7 +22,7 @@ from traincheck.checking.engine import Engine, demand_of
 from traincheck.checking.results import findings_of
 from traincheck.checking.verification_tally import VerificationTally
 from traincheck.relations.consistent.builtin_rules import of_verification
-from traincheck.reporting.terminal import finding_block
+from traincheck.reporting.quiet_import import import_terminal
 from traincheck.reporting.verification_table import verification_rows
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -164,4 +164,7 @@ def _steps(model: Any, batch: Any, loss_fn: Callable[[Any, Any], Any], optimizer
 
 
 def _words(errors: Sequence[Finding]) -> str:
+    import_terminal()
+    from traincheck.reporting.terminal import finding_block
+
     return "\n\n".join(finding_block(finding).plain for finding in errors)
