@@ -58,7 +58,7 @@ def rules_about_replicas(*, reduced: bool) -> Book:
     chosen = tuple(rule for rule in whole.invariants if rule.sentence in RULES)
     assert len(chosen) == len(RULES), "the pack has other sentences than RULES"
     if not reduced:
-        chosen = tuple(replace(rule, precondition=Precondition()) for rule in chosen)
+        chosen = tuple(replace(rule, precondition=Precondition(), id="") for rule in chosen)
     return replace(whole, invariants=chosen)
 
 
