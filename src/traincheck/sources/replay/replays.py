@@ -193,8 +193,8 @@ class ReplaySource(ExperimentSource, RecorderListener):
         self._thread = threading.get_ident()
         if not history.begin_attempt():
             self._recorder.report_unobservable(
-                f"replays: {name} was not replayed, as no backward passed through its result "
-                "before its parameters changed"
+                f"replays: {name} was not replayed in some steps: no backward passed through the result of its first "
+                "call before its parameters changed"
             )
         try:
             call = CapturedCall(name, module, args, keywords_of_call(self._recorder), self._guarded)

@@ -384,7 +384,7 @@ class DerivativeSource(ExperimentSource, RecorderListener):
         for function in functions:
             verdict = judge_backward(objective.computation, function)
             if verdict is Backward.CHOSEN:
-                reason = f"{function.cls.__name__} replaces a derivative by another one"
+                reason = f"the backward of {function.cls.__name__} may replace a derivative on purpose"
                 return self._undecide(subject, reason)
             if verdict is Backward.WRONG:
                 self._suspicion = None

@@ -368,7 +368,7 @@ class TapeRecording(DispatchRecording):
         """Return where a tensor comes from that no operation returned: a view, or a tensor unpacked by autograd."""
         memory = self._memory.get(tensor.untyped_storage()._cdata)
         if memory is None:
-            return Missing("it uses a result from before the recording")
+            return Missing("it uses a result whose computation was not recorded")
         if memory.group in self._whole:
             source: Source | None = _strided(self._whole[memory.group], tensor)
         else:
