@@ -7,9 +7,9 @@ import sys
 
 
 def import_terminal() -> None:
-    """Import of the terminal library what draws a random number then: from another stream than that of the program.
+    """Import the part of the terminal library that draws a random number at its import, from a stream of our own.
 
-    A program that imports the library itself, and earlier, draws that number as it does without TrainCheck.
+    Call it as late as possible: a program that imports the library first draws that number as without TrainCheck.
     """
     if "rich.style" not in sys.modules:
         draw = random.getrandbits

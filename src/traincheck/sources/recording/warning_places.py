@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,16 +28,12 @@ _CALLING = frozenset(("__torch_function__", "__torch_dispatch__", "_described", 
 
 def show_in_program(show: Callable[[Any], None], message: warnings.WarningMessage) -> None:
     """Show a warning by `show`; one with a place in TrainCheck is issued again with its place in the program."""
-    frame = sys._getframe(1) if message.filename.startswith(_OURS) else None
-    while frame is not None and frame.f_code.co_filename != message.filename:
-        frame = frame.f_back
-    caller = None if frame is None or frame.f_code.co_name not in _CALLING else _caller(frame)
-    if frame is None or caller is None:
+    caller = None
+    with suppress(Exception):  # then it keeps its place
+        caller = _caller_of(message)
+    if caller is None:
         show(message)
         return
-    # It counts as shown at our line, or as shown once; neither is true yet.
-    frame.f_globals.get("__warningregistry__", {}).clear()
-    warnings.onceregistry.pop((str(message.message), message.category), None)  # type: ignore[attr-defined]
     warnings.warn_explicit(
         message.message,
         message.category,
@@ -48,7 +45,24 @@ def show_in_program(show: Callable[[Any], None], message: warnings.WarningMessag
     )
 
 
-def _caller(frame: FrameType) -> FrameType | None:
+def _caller_of(message: warnings.WarningMessage) -> FrameType | None:
+    """Return the frame of the program that a warning belongs to, and forget that it was shown at our line, or once.
+
+    Returns None for a warning with another place.
+    """
+    frame: FrameType | None = sys._getframe(2) if message.filename.startswith(_OURS) else None
+    while frame is not None and frame.f_code.co_filename != message.filename:
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name not in _CALLING:
+        return None
+    caller = _program_above(frame)
+    if caller is not None:
+        frame.f_globals.get("__warningregistry__", {}).clear()
+        warnings.onceregistry.pop((str(message.message), message.category), None)  # type: ignore[attr-defined]
+    return caller
+
+
+def _program_above(frame: FrameType) -> FrameType | None:
     """Return the frame of the program that called the function which `frame` calls for it."""
     now: FrameType | None = frame
     while now is not None:
