@@ -23,6 +23,7 @@ from traincheck.relations.consistent.relation import Consistent
 from traincheck.relations.consistent.seeds import OWN, SAME, SHARED, Seeds
 from traincheck.relations.consistent.whole_runs import RUNS
 from traincheck.testing.readable_traces import from_text
+from traincheck.vocab.builtin_rules import NEVER_STEPPED
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Reading, Window
 from traincheck.vocab.invariant import ERROR, Invariant
@@ -64,6 +65,35 @@ def update(net: nn.Module, x: Any) -> torch.optim.Optimizer:
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Hands all calls to another optimizer, as that of Accelerate does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+
+
+def test_a_wrapper_of_an_optimizer_is_no_second_one() -> None:
+    def body() -> None:
+        net = Net()
+        wrapper = Wrapper(torch.optim.SGD(net.parameters(), lr=0.1))
+        scheduler = torch.optim.lr_scheduler.StepLR(wrapper, 3)
+        for _ in range(3):
+            net(torch.randn(4, 3)).sum().backward()
+            wrapper.step()
+            scheduler.step()
+
+    parameters = Demand.of_readings("model.parameters", f"scheduler.{NEVER_STEPPED}")
+    descriptions = described(body, "model.parameters", DESCRIBED | parameters)
+    assert descriptions and all(" in an optimizer" in line for _, lines in descriptions for line in lines)
 
 
 def test_buffers_are_part_of_a_module() -> None:

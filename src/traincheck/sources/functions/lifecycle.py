@@ -156,7 +156,7 @@ class LifecycleSource(RecorderListener):
             # A scheduler takes its first step while it is built; the training loop does not.
             if optimizer is None or not _built(scheduler):
                 if optimizer is not None:
-                    readings.built(scheduler, self._name_of(scheduler), self._catalog.add_optimizer(optimizer))
+                    readings.built(scheduler, self._name_of(scheduler), optimizer)
                 return None
             readings.stepped(optimizer)
             if not self._demand.records_call(call_levels):

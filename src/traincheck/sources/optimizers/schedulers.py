@@ -66,18 +66,19 @@ class ScheduleReadings(RecorderListener):
             name for name in ("lr", "last_epoch", "total", "span") if demand.takes_reading(SCHEDULER, name)
         ]
 
-    def built(self, scheduler: Any, name: str, optimizer: str) -> None:
+    def built(self, scheduler: Any, name: str, optimizer: Any) -> None:
         """Note that the program builds a scheduler."""
         if self._reads_unstepped:
             if not self._follows:
                 self._follows = True
                 self._recorder.add_listener(self)
-            self._unstepped[optimizer] = _Unstepped(name, self._recorder.sites.here(), weakref.ref(scheduler))
+            stepped = self._catalog.add_optimizer(_without_wrapper(optimizer))
+            self._unstepped[stepped] = _Unstepped(name, self._recorder.sites.here(), weakref.ref(scheduler))
 
     def stepped(self, optimizer: Any) -> None:
         """Note that the program steps a scheduler of an optimizer."""
         if self._unstepped:
-            self._unstepped.pop(self._catalog.add_optimizer(optimizer), None)
+            self._unstepped.pop(self._catalog.add_optimizer(_without_wrapper(optimizer)), None)
 
     def window_closed(self, cut: Cut) -> None:
         """Forget schedulers that a library steps without their method: it sets the rates itself and counts (ignite)."""
@@ -129,3 +130,14 @@ def _total(scheduler: Any, names: tuple[str, ...]) -> int | None:
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
     return None
+
+
+def _without_wrapper(optimizer: Any) -> Any:
+    """Return the optimizer that a wrapper of a library (Accelerate) calls: the one with the same parameter groups.
+
+    The wrapper is no second optimizer of its parameters.
+    """
+    for value in getattr(optimizer, "__dict__", {}).values():
+        if isinstance(value, torch.optim.Optimizer) and value.param_groups is optimizer.param_groups:
+            return value
+    return optimizer
