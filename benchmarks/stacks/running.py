@@ -57,6 +57,7 @@ class Ran(NamedTuple):
 def measure(package: Package, scratch: Path, rounds: int) -> dict[str, Any]:
     """Run all programs and errors of the package, and return the figures. Raises Failed."""
     return {
+        "verified": True,
         "programs": {program.id: _program(program, scratch / program.id, rounds) for program in package.programs},
         "errors": {error.id: _error(error, _named(package, error.program), scratch) for error in package.errors},
     }

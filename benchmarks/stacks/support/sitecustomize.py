@@ -68,8 +68,10 @@ def write_times(optimizer_module, path):
 
     def write():
         if os.getpid() == process and times:
-            with open(path, "w") as file:  # noqa: PTH123 - at start-up, imports cost time
+            own = f"{path}.{process}"  # ranks end at the same time; one of the files stays
+            with open(own, "w") as file:  # noqa: PTH123 - at start-up, imports cost time
                 json.dump(times, file)
+            os.replace(own, path)  # noqa: PTH105
 
     atexit.register(write)
 
