@@ -51,8 +51,8 @@ def main(folder: Path) -> None:
 def rules_about_replicas(*, reduced: bool) -> Book:
     """Return the rules about replicas of the pack for several ranks.
 
-    Ranks that reduce nothing train different models in most programs, so the rules have conditions. Good runs of twins
-    would teach the rules without them.
+    Ranks that reduce nothing train different models in most programs, so the rules of the pack have conditions. They
+    exclude twins, whose rules have none.
     """
     whole = read_book(SHIPPED / "distributed.jsonl")
     chosen = tuple(rule for rule in whole.invariants if rule.sentence in RULES)

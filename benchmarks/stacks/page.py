@@ -50,7 +50,7 @@ def text(packages: Sequence[Package], results: Mapping[str, Any]) -> str:
         f"\nMeasured on {machine['cores']} cores ({machine['processor']}), Python {machine['python']}, "
         f"torch {machine['torch']}."
     )
-    older = [package.package for package in listed if not by_name.get(package.package, {"verified": 1}).get("verified")]
+    older = [name for name, figures in by_name.items() if not figures.get("verified")]
     if older:
         about += f" Figures measured with the packs alone, without built-in rules and experiments: {', '.join(older)}."
     return TEMPLATE.read_text(encoding="utf-8").format(
