@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,6 +59,17 @@ def cleared_at_each_micro_batch() -> None:
 
 def clipped_at_each_micro_batch() -> None:
     accumulated(clips_each=True)
+
+
+def clipped_twice() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        clipped(model)
+        nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+        optimizer.step()
 
 
 def clipped_too_early() -> None:
@@ -328,16 +340,33 @@ def frozen_in_vain(*, misspells: bool = False, freezes: bool = False) -> None:
         optimizer.step()
 
 
-def frozen_in_vain_between_passes() -> None:
+def frozen_in_vain_between_passes(*, counts: bool = False) -> None:
     model, data = Net(), TensorDataset(torch.randn(160, 6), torch.arange(160) % 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=8)
     for number in range(2):
         if number:
             model.body.requires_grad = False  # type: ignore[assignment]
-        for x, y in DataLoader(data, batch_size=8):
+        for x, y in itertools.islice(loader, len(loader)) if counts else loader:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
+
+
+def frozen_in_vain_between_counted_passes() -> None:
+    """No fetch finds the loader exhausted."""
+    frozen_in_vain_between_passes(counts=True)
+
+
+def frozen_in_vain_before_the_fine_tuning() -> None:
+    model = Net()
+    for steps in (20, 3):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+        model.body.requires_grad = False  # type: ignore[assignment]
 
 
 def frozen_by_a_misspelled_flag() -> None:
@@ -448,6 +477,7 @@ def weights_are_averaged_in_place() -> None:
         (stepped_now_and_then, LOST),
         (second_optimizer_never_steps, LOST),
         (clipped_too_early, NOT_CLIPPED),
+        (clipped_at_each_micro_batch, NOT_CLIPPED),
         (clipped_before_the_backward, NOT_CLIPPED),
         (clipped_without_parameters, NOT_CLIPPED),
         (layers_in_a_plain_list, NEVER_UPDATED),
@@ -463,6 +493,8 @@ def weights_are_averaged_in_place() -> None:
         (frozen_in_vain, NO_EFFECT),
         (frozen_by_a_misspelled_flag, NO_EFFECT),
         (frozen_in_vain_between_passes, NO_EFFECT),
+        (frozen_in_vain_between_counted_passes, NO_EFFECT),
+        (frozen_in_vain_before_the_fine_tuning, NO_EFFECT),
     ],
 )
 def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[[], None], diagnosis: str) -> None:
@@ -484,7 +516,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         warmed_up,
         a_loaded_body_is_not_trained,
         a_teacher_is_given_to_the_optimizer,
-        clipped_at_each_micro_batch,
+        clipped_twice,
         trained_with_a_part_in_training_mode,
         plain_scores,
         classified_by_log_softmax,

@@ -9,7 +9,7 @@ from traincheck.reporting import phrases
 from traincheck.vocab.finding import Report
 from traincheck.vocab.invariant import ERROR
 from traincheck.vocab.replayed_computations import ELSEWHERE, PARTS
-from traincheck.vocab.verification import EXPERIMENTS, UNDECIDED, VerifiedComputation
+from traincheck.vocab.verification import EXPERIMENTS, NOT_TRUE_HERE, UNDECIDED, VerifiedComputation
 
 REPLAYS: Mapping[str, str] = {**{part: f"{part} again" for part in PARTS}, ELSEWHERE: "again on another rank"}
 """The names of replays in the table; an experiment has its own name there."""
@@ -87,6 +87,8 @@ def _words(name: str) -> str:
 
 def _remark(row: VerifiedComputation) -> str:
     how_often = f" {row.disagreed} of {row.times} times" if row.disagreed else ""
+    if row.verdict == NOT_TRUE_HERE:
+        how_often += f": {EXPERIMENTS[row.experiment].otherwise}"
     reasons = "; ".join(row.reasons)
     if row.verdict == UNDECIDED:
         return f": {reasons}"

@@ -19,26 +19,46 @@ AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
 
 
 class Experiment(NamedTuple):
-    """An experiment: the attribute of its readings, what it asserts, and whether that holds for every program.
+    """An experiment: the attribute of its readings, what it asserts, and what else a program may mean.
 
-    What does not hold for every program is a rule where good runs showed it: some models look at later tokens.
+    Where a program may mean something else, the assertion is a rule only if good runs showed it: some models look at
+    later tokens.
     """
 
     name: str
     sentence: str
-    universal: bool = True
+    otherwise: str = ""
+
+    @property
+    def universal(self) -> bool:
+        """Whether the assertion holds for every program."""
+        return not self.otherwise
 
 
 ALGORITHM = Experiment("algorithm", "an optimizer writes what its documented algorithm computes")
 DERIVATIVE = Experiment("derivative", "a gradient is the derivative of what was computed")
-ACCUMULATION = Experiment("accumulation", "all elements of accumulated micro-batches weigh the same", universal=False)
+ACCUMULATION = Experiment(
+    "accumulation",
+    "all elements of accumulated micro-batches weigh the same",
+    "elements of some micro-batches weigh more",
+)
 RECOMPUTATION = Experiment("recomputation", "a recomputation under activation checkpointing gives the first results")
 ROUND_TRIP = Experiment("round_trip", "a checkpoint that is loaded into a copy gives the same outputs and update")
-SAMPLES = Experiment("samples", "the output of a sample does not depend on other samples", universal=False)
+SAMPLES = Experiment(
+    "samples",
+    "the output of a sample does not depend on other samples",
+    "outputs depend on other samples, as in contrastive models",
+)
 MIXED_SAMPLES = Experiment("mixed_samples", "a sample does not change the outputs of all others")
-PADDING = Experiment("padding", "masked padding does not change outputs", universal=False)
-PADDING_LOSS = Experiment("padding_loss", "masked padding does not contribute to the loss", universal=False)
-LATER_TOKENS = Experiment("later_tokens", "a later token does not change an earlier output", universal=False)
+PADDING = Experiment("padding", "masked padding does not change outputs", "masked padding changes outputs")
+PADDING_LOSS = Experiment(
+    "padding_loss", "masked padding does not contribute to the loss", "masked padding contributes to the loss"
+)
+LATER_TOKENS = Experiment(
+    "later_tokens",
+    "a later token does not change an earlier output",
+    "outputs depend on later tokens, as in encoders",
+)
 NEXT_TOKEN = Experiment("next_token", "the target of an output is the token after the last one that it depends on")
 
 EXPERIMENTS = {

@@ -10,7 +10,8 @@ DIAGNOSIS = Diagnosis(
     slug="clipping-has-no-effect",
     title="Gradient clipping does not clip",
     problem="The update may use gradients above the limit that you passed. The norm is above it after the call, or the "
-    "call sees no gradients, a backward pass adds to them after it, or the update came before it.",
+    "call sees no gradients, a backward pass adds to them after it, or the update came before it. If you clip each "
+    "micro-batch, the sum of the micro-batches is not what you clip.",
     advice=(
         "Call clipping after the last backward pass of an update, and in front of step().",
         "Call model.parameters() again in each step: a generator that was read once is empty.",

@@ -4,7 +4,8 @@ Training is a flow: a backward computes a gradient, clipping may scale it, one u
 cleared. A gradient that leaves this path is lost, in any program:
 
 * it is cleared, or replaced by that of another backward, before an update used it;
-* a backward adds to it after it was clipped, so the update uses more than the limit allows;
+* a backward adds to it after it was clipped, so the update uses more than the limit allows, or (if it is clipped
+  again) the parts of a sum were clipped and not the sum;
 * clipping sees no gradient, and the next update uses some;
 * an update uses a gradient that `DistributedDataParallel` has not averaged, because each backward ran under `no_sync`;
 * a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled;
@@ -67,7 +68,7 @@ SCALER, SCALE, UNSCALE = (f"torch.amp.GradScaler.{method}" for method in ("step"
 MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
 
-_FILLED, _USED, _CLIPPED, _ADDED, _SCALED, _LOCAL, _SPENT = 1, 2, 4, 8, 16, 32, 64
+_FILLED, _USED, _CLIPPED, _ADDED, _SCALED, _LOCAL, _SPENT, _PARTLY = 1, 2, 4, 8, 16, 32, 64, 128
 """The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
 
 
@@ -150,14 +151,16 @@ class GradientUse(Part):
         elif change.before == "some" and change.after != "some":
             self._clear(change, names, failures)
         elif api in CLIPPING:
-            for name in names:  # what a backward added before is clipped now
+            for name in names:
                 if change.changed and self._flags.get(name, 0) & _SCALED:
                     failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
                 if change.changed and self._flags.get(name, 0) & _SPENT:
                     self._note_spent(CLIPPED_IN_TIME, name, change.call, failures)
                 elif change.changed:
                     self._useful_clipping.add(change.call)
-                self._flags[name] = self._flags.get(name, 0) & ~_ADDED | (_CLIPPED if change.changed else 0)
+                flags = self._flags.get(name, 0)
+                partly = _PARTLY if flags & _ADDED else 0
+                self._flags[name] = flags & ~_ADDED | partly | (_CLIPPED if change.changed else 0)
 
     def _fill(self, window: Window, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         is_held = value_of(change.context, "held") != "none"
@@ -211,13 +214,13 @@ class GradientUse(Part):
             if user and flags & _FILLED:  # a backward was seen to compute it
                 self._users[name] = user, change.call
                 flags |= _SPENT
-            if is_use and flags & _ADDED:
+            if is_use and flags & (_ADDED | _PARTLY):
                 failures.setdefault((CLIPPED_LAST, change.call), []).append(name)
             if is_use and flags & _SCALED:
                 failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
             if is_use and flags & _LOCAL:
                 failures.setdefault((AFTER_AVERAGING, change.call), []).append(name)
-            self._flags[name] = (flags | _USED) & ~(_CLIPPED | _ADDED)
+            self._flags[name] = (flags | _USED) & ~(_CLIPPED | _ADDED | _PARTLY)
             if name in self._lost_in:
                 self._used.add(name)
 

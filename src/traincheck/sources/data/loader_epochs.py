@@ -28,7 +28,8 @@ MAX_INDICES = 4096
 class LoaderEpoch:
     """One epoch over a loader.
 
-    `batches` counts the fetched batches, `order` is a fingerprint of the first of them. `args` holds the batch size.
+    `batches` counts the fetched batches, `length` is how many the loader announced. `order` is a fingerprint of the
+    first of them. `args` holds the batch size.
     `from_start` says that TrainCheck saw the epoch from its beginning. `torch_only` says that no code of the program
     runs while the loader fetches. `epoch_index` counts earlier epochs of the same iterator.
     """
@@ -40,6 +41,7 @@ class LoaderEpoch:
         "epoch_index",
         "exhausted",
         "from_start",
+        "length",
         "number",
         "order",
         "receiver",
@@ -57,12 +59,14 @@ class LoaderEpoch:
         *,
         from_start: bool = True,
         torch_only: bool = False,
+        length: int | None = None,
     ) -> None:
         self.receiver = receiver
         self.number = number  # of its iterator
         self.workers = workers
         self.args: Facts = () if size is None else (("batch_size", size),)
         self.from_start = from_start
+        self.length = length
         self.torch_only = torch_only
         self.epoch_index = 0
         self.rounds: Rounds | None = None

@@ -181,7 +181,8 @@ class LoaderSource:
         self._read_loader(loader, receiver)
         with self._recorder.querying_program():
             number, torch_only = next(self._numbers), is_torch_only(loader)
-            epoch = LoaderEpoch(receiver, number, loader.num_workers, batch_size(loader), torch_only=torch_only)
+            size, length = batch_size(loader), announced_length(loader)
+            epoch = LoaderEpoch(receiver, number, loader.num_workers, size, torch_only=torch_only, length=length)
         key = id(iterator)
         on_deleted = self._recorder.guarded(self.name, lambda _: self._iterator_deleted(key), always=True)
         self._epochs[key] = weakref.ref(iterator, on_deleted), epoch
@@ -336,9 +337,15 @@ class LoaderSource:
                 self._read(epoch.receiver, LOADER, ORDER, epoch.order, LIVE, call, context)
 
     def _record_unfinished(self, epoch: LoaderEpoch) -> None:
-        """Record an epoch that the program abandoned, unless it never fetched a batch."""
+        """Record an epoch that the program left, unless it never fetched a batch.
+
+        A loop that counts the batches (Lightning) leaves a loader after the last one, and never finds it exhausted.
+        """
         if not epoch.exhausted and epoch.batches:
             self._record_epoch(epoch, NO_CALL)
+            if epoch.batches == epoch.length:
+                epoch.exhausted = True
+                self._recorder.steps.passes_ended += 1
 
     def _leave_other_epochs(self, receiver: str) -> None:
         """Record the unfinished epochs of a loader when another epoch over it begins.

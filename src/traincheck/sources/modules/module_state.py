@@ -28,7 +28,7 @@ TRAINING, PARAMETERS, CLASS, INPUT = "training", "parameters", "class", "input"
 
 LOOKS = (1, 2, 4, 16)
 """The calls of a model at which flags are looked for that nothing reads, and statistics that nothing has set. Programs
-set flags before their loop, in its first steps, or between two passes over the data."""
+set flags before their loop, in its first steps, between two passes over the data, or before they build an optimizer."""
 
 CALLS_WITHOUT_GRADIENTS = 4
 """Calls of a model in a row, with gradients off, at which active layers are looked for."""
@@ -41,7 +41,7 @@ _traced = torch._C._get_tracing_state
 class _Tree:
     """An outermost module with the training flags of all its modules at the last reading."""
 
-    __slots__ = ("calls", "calls_without_gradients", "flags", "module", "passes", "reported", "unread", "unset")
+    __slots__ = ("calls", "calls_without_gradients", "flags", "module", "phase", "reported", "unread", "unset")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
@@ -49,7 +49,7 @@ class _Tree:
         self.reported: dict[str, bool] = {}
         self.calls = 0
         self.calls_without_gradients = 0  # since the last call with gradients
-        self.passes = 0
+        self.phase = (0, 0)  # the passes over data that had ended, and the optimizers that had been built
         self.unread: set[str] = set()
         self.unset: set[str] = set()
 
@@ -117,9 +117,9 @@ class ModuleStateSource:
         tree.calls += 1
         if self._origins.copies:
             self._origins.note_call(module)
-        passes = self._recorder.steps.passes_ended
-        if (tree.calls in LOOKS or passes != tree.passes) and UNREAD_SETTINGS in self._attributes:
-            tree.passes = passes
+        phase = self._recorder.steps.passes_ended, self._recorder.steps.optimizers_built
+        if (tree.calls in LOOKS or phase != tree.phase) and UNREAD_SETTINGS in self._attributes:
+            tree.phase = phase
             self._report_unread(module, tree)
         if TRAINING in self._attributes:
             flags = _flags(module, {id(module)}, [module.training])

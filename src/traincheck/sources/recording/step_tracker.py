@@ -85,7 +85,8 @@ class StepTracker:
         self.optimizers: set[str] = set()  # optimizers that exist
         self._check: Callable[[bool], object] | None = None  # see `check_before_activity`
         self.forwards, self.backwards = 0, 0  # calls of outermost modules, and backwards
-        self.passes_ended = 0  # fetches that found a loader exhausted
+        self.optimizers_built = 0
+        self.passes_ended = 0  # loaders that were found exhausted, or left after their last batch
         self.updates_made = 0  # updates, and steps that the program has named
         self._stepped: set[str] = set()  # optimizers that have stepped in this window
         self.updates: list[Callable[[], bool]] = []  # for each update under way, whether it still runs
@@ -144,6 +145,7 @@ class StepTracker:
 
     def optimizer_built(self, name: str, seq: int) -> None:
         """An optimizer was built; steps wait for it."""
+        self.optimizers_built += 1
         if self._check is not None:
             self._check(True)
         if self._all_stepped():
