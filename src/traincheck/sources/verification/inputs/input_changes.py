@@ -25,8 +25,6 @@ from traincheck.sources.tensors.reading import hidden_from_modes
 
 MIN_LENGTH = 3
 MIN_MATCHES = 3
-SAMPLE_STRIDE = 7
-"""Samples between those that two calls of a model change."""
 ROUNDING = 32
 """Changes up to so many units of rounding of the largest output are not judged."""
 
@@ -101,11 +99,11 @@ class CallInputs:
     def other_sample(self, number: int = 0) -> InputChange | None:
         """Replace one sample by its neighbour; None where all samples are equal.
 
-        It is the middle one for the call 0, and another one for each later `number`: a sample may be alone.
+        It is the middle one for the call 0, and the next one for each later `number`: a sample may be alone.
         """
         if self.batch < 2:
             return None
-        sample = (self.batch // 2 + number * SAMPLE_STRIDE) % self.batch
+        sample = (self.batch // 2 + number) % self.batch
         for other in (sample - 1, *range(self.batch)):
             new = {i: _with_row(self.leaves[i], sample, other) for i in self._of_batch}
             if any(not torch.equal(new[i], self.leaves[i]) for i in new):
