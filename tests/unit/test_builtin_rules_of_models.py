@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+import traincheck
 from trained_programs import Net, clipped, errors_of, loss_of, trained
 
 NO_EFFECT = "flag-without-effect"
@@ -415,3 +416,22 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
 )
 def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:
     assert not errors_of(tmp_path, program)
+
+
+class OwnCall(Net):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.forward(x)
+
+
+class OwnCallWithHooks(Net):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize(("model", "is_unseen"), [(Net, False), (OwnCall, True), (OwnCallWithHooks, False)])
+def test_the_report_says_which_model_it_cannot_see(model: type[Net], is_unseen: bool, tmp_path: Path) -> None:
+    with traincheck.checked(tmp_path, packs="shipped") as run:
+        trained(model())
+    reason = "own calls: those of OwnCall cannot be seen: OwnCall defines __call__ itself, so torch runs no hooks"
+    assert run.report is not None and (reason in run.report.not_observed) is is_unseen
+    assert run.report.counts.not_observed == 0

@@ -52,9 +52,9 @@ from traincheck.vocab.finding import (
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant
 from traincheck.vocab.verification import VerifiedComputation
 
-INSIDE, REPLAYS = "compiled", "replays"
+INSIDE, REPLAYS, OWN_CALLS = "compiled", "replays", "own calls"
 """Notes that begin with these concern only some rules. A compiled region reports its calls as a whole and nothing
-inside; a step that cannot be replayed reports everything else as usual."""
+inside; a step that cannot be replayed, or a model whose calls cannot be seen, reports everything else as usual."""
 
 FROM_OUTSIDE = frozenset(
     (
@@ -241,7 +241,7 @@ def recorded_demand(run: RunFolder) -> Demand:
 def unobserved(rules: Sequence[Invariant], recorded: Demand, notes: Sequence[ProcessNote]) -> dict[str, str]:
     """The invariants (by id) that this run could not judge, with the reason."""
     missing = {reason.split(":", 1)[0] for note in notes for reason in note.not_observed}
-    faulty = sorted(missing - {INSIDE, REPLAYS})
+    faulty = sorted(missing - {INSIDE, REPLAYS, OWN_CALLS})
     reasons: dict[str, str] = {}
     if recorded.everything and not missing:
         return reasons

@@ -29,6 +29,7 @@ from traincheck.sources.recording.context_facts import (
     result_facts,
 )
 from traincheck.sources.recording.frames import local_values
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack, without_our_references
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
@@ -40,7 +41,7 @@ from traincheck.sources.tensors.value_facts import readable_memory
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import kinds_of_module
 from traincheck.vocab.demand import BATCH, FORM, MAGNITUDES, MODEL, Demand
-from traincheck.vocab.events import LIFECYCLE, MODULE, Change
+from traincheck.vocab.events import LIFECYCLE, MODULE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
 
 BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
@@ -51,6 +52,7 @@ NAMING = "variables"
 if TYPE_CHECKING:
     from traincheck.sources.data.batch_forms import BatchForms
     from traincheck.sources.modules.output_sizes import OutputSizes
+    from traincheck.sources.recording.step_tracker import Cut
 
 _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
 """One object for each flag, because the trace stores equal objects once."""
@@ -84,7 +86,7 @@ class _Depth(threading.local):
         self.switching = 0
 
 
-class ModuleSource:
+class ModuleSource(RecorderListener):
     """Observes module calls through torch's global module hooks, and wraps `Module.train` and `Module.zero_grad`."""
 
     name = "modules"
@@ -126,6 +128,8 @@ class ModuleSource:
         self._describes_inputs = demand.takes_reading(BATCH, FORM)
         self._measures_outputs = demand.takes_reading(MODEL, MAGNITUDES)
         recorder.after_gap(self.name, self._report_inputs_again, undo=undo, repeatable=True)
+        if not recorder.reattaching:
+            recorder.add_listener(self)
         guarded = recorder.guarded
         self._catalog.live_modules.attach(
             undo, functools.partial(guarded, NAMING, always=True), again=recorder.reattaching
@@ -282,6 +286,18 @@ class ModuleSource:
 
         with hidden_from_modes():
             self._recorder.transfers.when_ready(self.name, mean_squares(module), conclude, call=call)
+
+    def window_closing(self, cut: Cut) -> None:
+        """After the first step, report models that it called unseen: a class may define `__call__` itself."""
+        if cut.stage != TRAIN:
+            return
+        self._recorder.remove_listener(self)
+        for model in self._catalog.models():
+            cls = type(model)
+            definer = next((base for base in cls.__mro__ if "__call__" in vars(base)), nn.Module)
+            if cls not in self._classes and not definer.__module__.startswith("torch.") and has_parameters(model):
+                reason = f"{definer.__name__} defines __call__ itself, so torch runs no hooks"
+                self._recorder.report_unobservable(f"own calls: those of {cls.__name__} cannot be seen: {reason}")
 
     def _reset(self, *, everywhere: bool) -> None:
         """Drop the open calls of this thread, or of all threads: their ends will not be reported."""
