@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +201,38 @@ def detached_for_one_of_two_heads() -> None:
     trained(Detaching(trains_body=True))
 
 
+class ScaledAndShifted(torch.autograd.Function):
+    """Its backward forgets the shift, or returns its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, whole: bool) -> torch.Tensor:
+        ctx.save_for_backward(x, scale)
+        ctx.whole = whole
+        return x * scale + shift
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, scale = ctx.saved_tensors
+        return grad * scale, (grad * x).sum(0), grad.sum(0) if ctx.whole else None, None
+
+
+class WithFunction(Net):
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.scale, self.shift, self.whole = nn.Parameter(torch.ones(6)), nn.Parameter(torch.zeros(6)), whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(ScaledAndShifted.apply(x, self.scale, self.shift, self.whole))
+
+
+def a_function_forgets_a_gradient() -> None:
+    trained(WithFunction(whole=False))
+
+
+def a_function_returns_all_gradients() -> None:
+    trained(WithFunction(whole=True))
+
+
 def a_critic_steps_more_often() -> None:
     generator, critic = nn.Linear(2, 6), Net()
     of_generator, of_critic = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
@@ -346,6 +379,7 @@ def compared_with_one_number() -> None:
     ("program", "diagnosis"),
     [
         (detached, FLOW_STOPS),
+        (a_function_forgets_a_gradient, FLOW_STOPS),
         (clipped_too_late, NOT_CLIPPED),
         (updated_twice, NO_BACKWARD),
         (without_a_rate, CHANGES_NOTHING),
@@ -366,6 +400,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
     "program",
     [
         detached_for_one_of_two_heads,
+        a_function_returns_all_gradients,
         a_critic_steps_more_often,
         a_target_follows,
         updated_after_each_backward,

@@ -9,9 +9,12 @@ from traincheck.vocab.builtin_rules import REACHED, WITH_GRADIENTS_ON
 DIAGNOSIS = Diagnosis(
     slug="gradient-flow-stops",
     title="Gradients stop at a call",
-    problem="An input or a parameter of the call requires a gradient, but its result does not. The autograd graph ends "
-    "here (detach, .item(), .data, no_grad).",
-    advice=("Look for the code that takes the result out of the graph.",),
+    problem="An input or a parameter of the call requires a gradient and does not get one. The graph ends here "
+    "(detach, .item(), .data, no_grad), or the backward of a custom function returns None.",
+    advice=(
+        "Look for the code that takes the result out of the graph.",
+        "If a custom autograd.Function is named: its backward must return a gradient for each input that needs one.",
+    ),
     explains=(
         Match(verb=REQUIRES_GRAD.verb, object=REQUIRES_GRAD.object),
         Match(verb=REACHED.verb, object=REACHED.object, detail=REACHED.detail),

@@ -74,7 +74,12 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
         else "the state is the memory of the model that loads it, and nothing has written to it"
     ),
     CUT_OFF_PARAMETERS: lambda readings: (
-        f"{len(readings)} parameters have no gradient, and a tensor computed from them was detached there"
+        f"{len(readings)} parameters have no gradient, and "
+        + (
+            "a tensor computed from them was detached there"
+            if readings[0].value is True
+            else f"{readings[0].value}, between them and the loss, returns none for them"
+        )
     ),
     MEMORY: lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
     UNSET: lambda readings: (

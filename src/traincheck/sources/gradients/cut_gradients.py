@@ -1,37 +1,42 @@
-"""Finds parameters that an optimizer holds and that `detach` cuts off from every loss.
+"""Finds parameters that an optimizer holds and that get no gradient from any loss that depends on them.
 
-A module is called with gradients on, its parameters have no gradient when their optimizer steps first, and the program
-detaches a tensor that was computed from them. So what follows does not train them. TrainCheck looks for the detaching
-line between the first and the second step of the optimizer, and only if there are such parameters.
+A module is called with gradients on, and its parameters have no gradient when their optimizer steps first. There are
+two ways to cut them off from a loss. The program detaches a tensor that was computed from them, or the graph of the
+loss contains them, and the backward of a custom `autograd.Function` returns no gradient for them. So what follows does
+not train them. TrainCheck looks for the detaching line or the function between the first and the second step of the
+optimizer, and only if there are such parameters.
 
-Only lines of the project count, because TrainCheck and libraries detach tensors to read them. A parameter that
-something else writes is left out: a target network follows another one. So is a layer whose result nobody uses (a
-pooler).
+Of calls of `detach`, only lines of the project count, because TrainCheck and libraries detach tensors to read them. A
+parameter that something else writes is left out: a target network follows another one. So is a layer whose result
+nobody uses (a pooler).
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from traincheck.sources.base import replace
 from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.variables import Variable, VariableCatalog
+from traincheck.sources.recording.call_sites import qualified_name
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.builtin_rules import CUT_OFF, PARAMETER
 from traincheck.vocab.events import NO_CALL, Reading
-from traincheck.vocab.facts import facts
+from traincheck.vocab.facts import FactValue, facts
 
 MAX_NODES = 5_000
-"""Operations of a graph that are looked at for each call of `detach`."""
+"""Operations of a graph that are looked at for each call of `detach`, or for each loss."""
 
 METHODS = ("detach", "detach_")
 
@@ -44,9 +49,11 @@ class CutGradients:
         self._gradients = gradients
         self._recorder = recorder
         self._note = recorder.guarded(source, self._note_detached)
+        self._look = recorder.guarded(source, self._look_at_losses)
         self._patches = UndoStack()
         self._suspects: dict[str, dict[int, tuple[Variable, int | None]]] = {}  # by optimizer and id of the parameter
         self._sites: dict[int, str] = {}  # by id of a suspect: where something computed from it was detached
+        self._functions: dict[int, type] = {}  # by id of a suspect: the custom function between it and a loss
         self.done: set[str] = set()
 
     def forget(self) -> None:
@@ -58,6 +65,7 @@ class CutGradients:
     def _stop(self) -> None:
         if not self._suspects:
             self._sites.clear()
+            self._functions.clear()
             self._patches.close()
 
     def step_ends(self, optimizer: str) -> None:
@@ -86,11 +94,17 @@ class CutGradients:
 
     def _judge(self, suspects: dict[int, tuple[Variable, int | None]]) -> None:
         for key, (variable, version) in suspects.items():
-            tensor, site = variable.tensor(), self._sites.get(key)
-            if site is None or tensor is None or tensor.grad is not None or version_of(tensor) != version:
+            tensor, site, function = variable.tensor(), self._sites.get(key), self._functions.get(key)
+            if tensor is None or tensor.grad is not None or variable.graded or version_of(tensor) != version:
                 continue
-            seq, context = self._recorder.next_seq(), facts(site=site)
-            reading = Reading(seq, NO_CALL, variable.name, PARAMETER, CUT_OFF, True, context=context)
+            value: FactValue = True
+            if function is not None:
+                site, value = self._site_of(function), f"{function.__name__}.backward"
+            elif site is None:
+                continue
+            context = facts(site=site) if site else ()
+            seq = self._recorder.next_seq()
+            reading = Reading(seq, NO_CALL, variable.name, PARAMETER, CUT_OFF, value, context=context)
             self._recorder.record_reading(reading)
 
     # -- calls of detach -------------------------------------------------------------------------------------------
@@ -99,6 +113,7 @@ class CutGradients:
         self._patches = UndoStack()
         for method in METHODS:
             replace(self._patches, torch.Tensor, method, self._noting)
+        replace(self._patches, torch.autograd, "backward", self._looking)
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -114,22 +129,51 @@ class CutGradients:
         with hidden_from_modes():
             if type(tensor) is not torch.Tensor or tensor.grad_fn is None or not sites.file_of(caller.f_code):
                 return
-            for key in _leaves_of(tensor):
+            for key, _ in _leaves_of(tensor):
                 if any(key in suspects for suspects in self._suspects.values()):
                     self._sites.setdefault(key, sites.above(caller))
 
+    # -- custom functions ------------------------------------------------------------------------------------------
 
-def _leaves_of(tensor: torch.Tensor) -> list[int]:
-    """The ids of the leaves from which a tensor was computed."""
-    waiting: list[Any] = [tensor.grad_fn]
-    seen, leaves = set(waiting), []
+    def _looking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._look(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return backward
+
+    def _look_at_losses(self, tensors: Any = (), *_: Any, **__: Any) -> None:
+        losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
+        with hidden_from_modes():
+            for loss in losses:
+                for key, function in _leaves_of(loss) if isinstance(loss, torch.Tensor) else ():
+                    if function is not None and any(key in suspects for suspects in self._suspects.values()):
+                        self._functions.setdefault(key, function)
+
+    def _site_of(self, function: type) -> str:
+        """Where the project defines the backward of a custom function; empty for those of libraries."""
+        code = getattr(inspect.unwrap(getattr(function, "backward", _no_op)), "__code__", _no_op.__code__)
+        file = self._recorder.sites.file_of(code)
+        return f"{file}:{code.co_firstlineno}:{qualified_name(code)}" if file else ""
+
+
+def _no_op() -> None:
+    """Stands for the backward of a function that has none."""
+
+
+def _leaves_of(tensor: torch.Tensor) -> Iterator[tuple[int, type | None]]:
+    """The ids of the leaves from which a tensor was computed, each with the custom function nearest to it, if any."""
+    waiting: list[tuple[Any, type | None]] = [] if tensor.grad_fn is None else [(tensor.grad_fn, None)]
+    seen = {tensor.grad_fn}
     while waiting and len(seen) < MAX_NODES:
-        node = waiting.pop()
+        node, function = waiting.pop()
+        if isinstance(node, BackwardCFunction):
+            function = getattr(type(node), "_forward_cls", type(node))
         leaf = getattr(node, "variable", None)
         if leaf is not None:
-            leaves.append(id(leaf))
+            yield id(leaf), function
         for before, _ in node.next_functions:
             if before is not None and before not in seen:
                 seen.add(before)
-                waiting.append(before)
-    return leaves
+                waiting.append((before, function))

@@ -479,6 +479,10 @@ NEGLIGIBLE = 16 * torch.finfo(torch.float32).eps
 """
 
 
+HALF_PRECISION, SMALLEST_CHANCE = (torch.bfloat16, torch.float16), 1e-6
+"""Types in which small parameters stay by chance, and how unlikely that must be for an error."""
+
+
 def _learning_rates(optimizer: Any) -> dict[int, float]:
     """The learning rate of each parameter (by identity), that of its group."""
     rates: dict[int, float] = {}
@@ -498,8 +502,8 @@ def rate_class(rate: float | None) -> str:
 def lost_in_rounding(
     tensor: torch.Tensor | None, rate: float | None, state: str | DeferredValue, version: int | None = None
 ) -> bool:
-    """Whether no element of the parameter could change by learning rate times gradient. Call inside
-    `hidden_from_modes()`.
+    """Whether no element of the parameter could change by learning rate times gradient, or rounding to half precision
+    may have hidden all changes by chance. Call inside `hidden_from_modes()`.
 
     Callers check this only for unchanged parameters, because it is costly. If the answer comes late, the gradient may
     be gone, or no longer have its `version` of that time. Then the largest gradient element, from which its `state` was
@@ -510,6 +514,8 @@ def lost_in_rounding(
     dense = local_tensor(tensor)
     if dense is None:
         return False
+    if dense.dtype in HALF_PRECISION and _may_stay_by_chance(dense, rate):
+        return True
     if type(state) is DeferredValue and (tensor.grad is None or version_of(tensor.grad) != version):
         largest = float(state.numbers[0]) * rate
         return bool(largest <= torch.finfo(dense.dtype).eps * float(torch.linalg.vector_norm(dense, math.inf)))
@@ -518,6 +524,16 @@ def lost_in_rounding(
         return False
     smallest = torch.finfo(dense.dtype).eps * dense.abs()
     return bool(((gradient.to(dense.dtype) * rate).abs() <= smallest).all())
+
+
+def _may_stay_by_chance(tensor: torch.Tensor, rate: float) -> bool:
+    """Whether the elements of a parameter may all keep their values in an update of an adaptive optimizer.
+
+    Such an update is a random share of the learning rate. So rounding keeps an element with a chance of about the
+    distance to the next number, divided by the rate.
+    """
+    chances = torch.finfo(tensor.dtype).eps * tensor.abs().float() / rate
+    return bool(chances.clamp(max=1).log().sum() > math.log(SMALLEST_CHANCE))
 
 
 _step_facts_cache: BoundedCache[tuple[Facts, str, str, bool], Facts] = BoundedCache()
