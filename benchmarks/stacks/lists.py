@@ -67,8 +67,9 @@ class Edit:
 class SilentError:
     """A documented silent error, brought back into the package while `program` (an id) runs.
 
-    `source` is the public issue, pull request or commit; `about` says what goes wrong. An error of a `family` is a
-    mistake in the program instead, made by `args`: the page lists each family separately.
+    `source` is the public issue, pull request or commit; `about` says what goes wrong. `edits` bring the error back, or
+    `args` lead the program to it if the installed release has it. An error of a `family` is a mistake in the program
+    instead, made by `args`: the page lists each family separately.
     """
 
     id: str
@@ -152,7 +153,8 @@ def _check(path: Path, package: Package) -> None:
     for error in package.errors:
         if error.program not in programs:
             raise BadList(path, error.id, f"{error.program!r} is none of its programs: {', '.join(sorted(programs))}")
-        if not error.family and not (_SOURCE.fullmatch(error.source) and error.edits):
-            raise BadList(path, error.id, "it needs edits, and as source an issue, pull request or commit on GitHub")
+        if not error.family and not (_SOURCE.fullmatch(error.source) and (error.edits or error.args)):
+            problem = "it needs edits or args, and as source an issue, pull request or commit on GitHub"
+            raise BadList(path, error.id, problem)
         if error.family and not error.args:
             raise BadList(path, error.id, "it changes nothing; add the arguments of the program that make the mistake")

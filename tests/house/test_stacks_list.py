@@ -38,7 +38,7 @@ def test_the_page_is_that_of_the_lists_and_the_results() -> None:
         ("order = 3", "order = 3\nsize = 1", "unknown keys: size"),
         ('program = "peft-lora"', 'program = "nothing"', "is none of its programs"),
         ('script = "peft_lora.py"', 'script = "gone.py"', "gone.py is not in programs/"),
-        ("https://github.com/huggingface/peft/issues/3487", "a forum", "it needs edits, and as source"),
+        ("https://github.com/huggingface/peft/issues/3487", "a forum", "it needs edits or args, and as source"),
     ],
 )
 def test_an_incomplete_list_is_refused(tmp_path: object, old: str, new: str, problem: str) -> None:

@@ -229,6 +229,34 @@ def a_function_forgets_a_gradient() -> None:
     trained(WithFunction(whole=False))
 
 
+class ForgetsItsBias(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(input, self.weight)
+
+
+class WithWrappedLayer(Net):
+    """`used` says what the model uses of its wrapped layer: all, all but its bias, or its weight alone."""
+
+    def __init__(self, used: str) -> None:
+        super().__init__()
+        self.used, self.wrapped = used, (ForgetsItsBias if used == "no bias" else nn.Linear)(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.linear(x, self.wrapped.weight) if self.used == "weight" else self.wrapped(x))
+
+
+def a_layer_forgets_its_bias() -> None:
+    trained(WithWrappedLayer("no bias"))
+
+
+def the_weight_of_a_layer_is_used() -> None:
+    trained(WithWrappedLayer("weight"))
+
+
+def a_layer_uses_its_bias() -> None:
+    trained(WithWrappedLayer("all"))
+
+
 def a_function_returns_all_gradients() -> None:
     trained(WithFunction(whole=True))
 
@@ -380,6 +408,7 @@ def compared_with_one_number() -> None:
     [
         (detached, FLOW_STOPS),
         (a_function_forgets_a_gradient, FLOW_STOPS),
+        (a_layer_forgets_its_bias, FLOW_STOPS),
         (clipped_too_late, NOT_CLIPPED),
         (updated_twice, NO_BACKWARD),
         (without_a_rate, CHANGES_NOTHING),
@@ -401,6 +430,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
     [
         detached_for_one_of_two_heads,
         a_function_returns_all_gradients,
+        a_layer_uses_its_bias,
+        the_weight_of_a_layer_is_used,
         a_critic_steps_more_often,
         a_target_follows,
         updated_after_each_backward,

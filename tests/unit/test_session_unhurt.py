@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import os
@@ -312,3 +313,38 @@ def test_to_show_a_finding_draws_no_random_number(monkeypatch: pytest.MonkeyPatc
     importlib.import_module("rich.console")
     importlib.import_module("rich.table")
     assert random.getstate() == state
+
+
+def _train_with_average() -> list[torch.Tensor]:
+    """Train a model whose layers start alike, next to an average of it; return the tensors of the last step."""
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        layers.append(nn.Linear(8, 8))
+    model = nn.Sequential(*layers, nn.BatchNorm1d(8), nn.Linear(8, 3))
+    average = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(6):
+        inputs, targets = torch.randn(16, 8), torch.randint(3, (16,))
+        outputs = model(inputs)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(outputs, targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            for kept, parameter in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(parameter, 0.1)
+            average.eval()(inputs)
+    state = [value for of_one in optimizer.state.values() for value in of_one.values()]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    own = [*model.parameters(), *model.buffers(), *average.parameters(), *average.buffers()]
+    return [inputs, targets, outputs, *own, *gradients, *state]
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_the_program_may_resize_its_memory(tmp_path: Path, collects: bool) -> None:
+    """Sharded training frees parameters by resizing their storage, which an array of numpy over it would forbid."""
+    block = traincheck.observe(tmp_path) if collects else traincheck.checked(tmp_path, packs="shipped", verify_every=2)
+    with block:
+        tensors = _train_with_average()
+    assert all(tensor.untyped_storage().resizable() for tensor in tensors)

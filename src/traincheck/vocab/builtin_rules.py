@@ -176,7 +176,7 @@ _SENTENCES = {
     IN_EVALUATION_MODE: "an evaluation calls the trained model in evaluation mode",
     IN_TRAINING_MODE: "a model that an optimizer updates runs in training mode",
     UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
-    REACHED: "parameters that an optimizer holds are not cut off from every loss by detach or by a custom function",
+    REACHED: "parameters that an optimizer holds get a gradient if a loss is computed from what their layer returns",
     KEPT_IS_LOADED: "a state that a program loads is not the memory of the same model, as state_dict() returned it",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SAME_SHAPE: "a loss compares each prediction with one target",

@@ -10,10 +10,12 @@ DIAGNOSIS = Diagnosis(
     slug="gradient-flow-stops",
     title="Gradients stop at a call",
     problem="An input or a parameter of the call requires a gradient and does not get one. The graph ends here "
-    "(detach, .item(), .data, no_grad), or the backward of a custom function returns None.",
+    "(detach, .item(), .data, no_grad), the backward of a custom function returns None, or a replaced computation does "
+    "not use the parameter.",
     advice=(
         "Look for the code that takes the result out of the graph.",
         "If a custom autograd.Function is named: its backward must return a gradient for each input that needs one.",
+        "If only the bias or the weight of a layer has none: does a kernel or a tensor subclass replace the layer?",
     ),
     explains=(
         Match(verb=REQUIRES_GRAD.verb, object=REQUIRES_GRAD.object),

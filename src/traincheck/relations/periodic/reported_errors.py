@@ -73,14 +73,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
         if readings[0].value
         else "the state is the memory of the model that loads it, and nothing has written to it"
     ),
-    CUT_OFF_PARAMETERS: lambda readings: (
-        f"{len(readings)} parameters have no gradient, and "
-        + (
-            "a tensor computed from them was detached there"
-            if readings[0].value is True
-            else f"{readings[0].value}, between them and the loss, returns none for them"
-        )
-    ),
+    CUT_OFF_PARAMETERS: lambda readings: f"these parameters have no gradient, and {readings[0].value}",
     MEMORY: lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
     UNSET: lambda readings: (
         f"{len(readings)} layers are in evaluation mode, and no batch has set their running mean and variance"

@@ -1,10 +1,15 @@
 """Finds parameters that an optimizer holds and that get no gradient from any loss that depends on them.
 
 A module is called with gradients on, and its parameters have no gradient when their optimizer steps first. There are
-two ways to cut them off from a loss. The program detaches a tensor that was computed from them, or the graph of the
-loss contains them, and the backward of a custom `autograd.Function` returns no gradient for them. So what follows does
-not train them. TrainCheck looks for the detaching line or the function between the first and the second step of the
-optimizer, and only if there are such parameters.
+three signs that something cuts them off from a loss:
+
+* the program detaches a tensor that was computed from them;
+* the graph of the loss contains them, and the backward of a custom `autograd.Function` returns no gradient for them;
+* the bias of a layer has no gradient although its weight has one, or the reverse. The layer computes a sum of what
+  depends on either, so a kernel or a tensor subclass has replaced its computation and left one of them out.
+
+So what follows does not train them. TrainCheck looks for the detaching line or the function between the first and the
+second step of the optimizer, and only if there are such parameters.
 
 Of calls of `detach`, only lines of the project count, because TrainCheck and libraries detach tensors to read them. A
 parameter that something else writes is left out: a target network follows another one. So is a layer whose result
@@ -21,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.function import BackwardCFunction
 
 from traincheck.sources.base import replace
@@ -33,12 +39,15 @@ from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.builtin_rules import CUT_OFF, PARAMETER
 from traincheck.vocab.events import NO_CALL, Reading
-from traincheck.vocab.facts import FactValue, facts
+from traincheck.vocab.facts import facts
 
 MAX_NODES = 5_000
 """Operations of a graph that are looked at for each call of `detach`, or for each loss."""
 
 METHODS = ("detach", "detach_")
+
+AFFINE_LAYERS = (nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase)
+"""Layers with a weight and a bias."""
 
 
 class CutGradients:
@@ -97,15 +106,26 @@ class CutGradients:
             tensor, site, function = variable.tensor(), self._sites.get(key), self._functions.get(key)
             if tensor is None or tensor.grad is not None or variable.graded or version_of(tensor) != version:
                 continue
-            value: FactValue = True
             if function is not None:
-                site, value = self._site_of(function), f"{function.__name__}.backward"
-            elif site is None:
+                site, reason = self._site_of(function), f"{function.__name__}.backward returns none for them"
+            elif site is not None:
+                reason = "a tensor computed from them was detached there"
+            elif partner := self._graded_partner(variable):
+                reason = f"the {partner} of the same layer has one"
+            else:
                 continue
-            context = facts(site=site) if site else ()
-            seq = self._recorder.next_seq()
-            reading = Reading(seq, NO_CALL, variable.name, PARAMETER, CUT_OFF, value, context=context)
+            seq, context = self._recorder.next_seq(), facts(site=site) if site else ()
+            reading = Reading(seq, NO_CALL, variable.name, PARAMETER, CUT_OFF, reason, context=context)
             self._recorder.record_reading(reading)
+
+    def _graded_partner(self, variable: Variable) -> str:
+        """`weight` or `bias`: the other parameter of the same layer, if it has a gradient of its own."""
+        module = None if variable.module is None else variable.module()
+        if not isinstance(module, AFFINE_LAYERS):
+            return ""
+        partner = "weight" if variable.name.endswith(".bias") else "bias"
+        other = None if (tensor := module._parameters.get(partner)) is None else self._catalog.find(tensor)
+        return partner if other is not None and other.graded and len(other.aliases) <= 1 else ""
 
     # -- calls of detach -------------------------------------------------------------------------------------------
 

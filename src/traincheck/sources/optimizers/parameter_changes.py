@@ -32,7 +32,8 @@ TRUSTED_UPDATES = 3
 
 class ParameterBefore(NamedTuple):
     """The state of a parameter before an update. `fingerprint` is None if it is unreadable or was read in part;
-    `sample` holds some elements of a large parameter."""
+    `sample` holds some elements of a large parameter. `version` counts the writes to one that was not read as a whole.
+    """
 
     fingerprint: Fingerprint
     sample: torch.Tensor | None = None
@@ -90,7 +91,10 @@ def read_before(held: Sequence[Held], *, whole: bool) -> list[ParameterBefore]:
     parameters |= _untouched(held, {index: now for index, now in sampled.items() if index not in parameters})
     unread = [index for index in range(len(held)) if index not in parameters]
     for index, value in zip(unread, deferred_fingerprints([held[index][1] for index in unread]), strict=True):
-        parameters[index] = sampled[index]._replace(fingerprint=value) if index in sampled else ParameterBefore(value)
+        if index in sampled:
+            parameters[index] = sampled[index]._replace(fingerprint=value)
+        else:
+            parameters[index] = ParameterBefore(value, version=version_of(held[index][1]) if value is None else None)
     return [parameters[index] for index in range(len(held))]
 
 
@@ -117,9 +121,10 @@ def read_after(held: Sequence[Held], before: Sequence[ParameterBefore], *, whole
     parameters = []
     for index, old in enumerate(before):
         value = values.get(index)
-        parameters.append(
-            ParameterAfter(value, not_equal(old.fingerprint, value), sampled.get(index), shows.get(index, False))
-        )
+        differs = not_equal(old.fingerprint, value)
+        if value is None and old.fingerprint is None and index not in sampled:  # torch counts the writes
+            differs = version_of(held[index][1]) != old.version
+        parameters.append(ParameterAfter(value, differs, sampled.get(index), shows.get(index, False)))
     return parameters
 
 

@@ -5,7 +5,8 @@ A tensor of a class with its own `__torch_dispatch__` (DTensor, quantized, fake,
 because it wraps other tensors. If an operation bypasses this method, it reads memory that does not exist, and the
 process ends with a segmentation fault. So `hidden_from_modes` disables the program's dispatch *modes*, but never the
 dispatch of subclasses, and it enables the latter if the program has disabled it. Code that reads values gets them from
-`local_tensor`, which returns a plain tensor with memory for each of its elements, or None. If an operation still
+`local_tensor`, which returns a plain tensor with memory for each of its elements, or None. For a wrapper around one
+tensor of its form, that is the tensor inside. If an operation still
 reaches a subclass, it costs a call of its method and does not crash.
 """
 
@@ -117,7 +118,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     if type(tensor) not in PLAIN:
         shard = getattr(tensor, "_local_tensor", None)
-        tensor = shard if isinstance(shard, torch.Tensor) else tensor
+        tensor = _wrapped(shard if isinstance(shard, torch.Tensor) else tensor)
     if tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return None
     if is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
@@ -139,6 +140,20 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_conj() or tensor.is_neg():  # a lazy view: its memory holds other values
         return tensor.resolve_conj().resolve_neg()
     return tensor
+
+
+def _wrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside a wrapper that adds a way to compute (such as a low precision) and no numbers of its own."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return tensor
+    try:
+        names, _ = flatten()
+        inner = getattr(tensor, names[0]) if len(names) == 1 else None
+    except Exception:  # this method belongs to the program
+        return tensor
+    is_same = isinstance(inner, torch.Tensor) and (inner.shape, inner.dtype) == (tensor.shape, tensor.dtype)
+    return inner if is_same else tensor
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -287,7 +302,8 @@ def is_varied(elements: torch.Tensor) -> bool:
 
 def bytes_of(elements: torch.Tensor) -> bytes:
     """The contents of elements, which are equal for equal bits."""
-    contents: bytes = elements.view(torch.uint8).cpu().numpy().tobytes()
+    own = elements.clone()  # an array of numpy over memory of the program would forbid to resize it (FSDP frees it so)
+    contents: bytes = own.view(torch.uint8).cpu().numpy().tobytes()
     return contents
 
 
