@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from observed_process import observing
 from torch_version import reports_graph_details
 from traincheck.vocab.demand import EVERYTHING, Demand
+from traincheck.vocab.events import LIVE, UNSETTLED
 
 NEEDS_GRAPH_DETAILS = pytest.mark.skipif(not reports_graph_details(), reason="this torch reports no dtypes and numbers")
 GRAPH = Demand.of_calls("torch.autograd.backward") | Demand.of_readings("graph.operations", "graph.numbers")
@@ -213,6 +214,25 @@ def test_a_graph_that_changes_late_is_described() -> None:
             (loss + logits.square().mean() if step >= 50 else loss).backward()
     operations = [str(r.value) for r in seen.readings if (r.attribute, r.variable) == ("operations", "program")]
     assert ["loss <- add" in text for text in operations] == [False, True]
+
+
+def roles_of_late_graphs(penalized: Callable[[int], bool]) -> list[str]:
+    """The roles of the descriptions of a loss that has a penalty in some of 40 backwards."""
+    net = Net()
+    with observing(GRAPH) as seen:
+        for step in range(40):
+            logits = net(torch.randn(6, 5, 8))
+            loss = cross_entropy(logits, torch.arange(6) % 4)
+            (loss + logits.square().mean() if penalized(step) else loss).backward()
+    found = [reading for reading in seen.readings if (reading.attribute, reading.variable) == ("operations", "program")]
+    return [reading.role for reading in found if "loss <- add" in str(reading.value)]
+
+
+def test_a_branch_that_the_data_choose_is_unsettled() -> None:
+    assert roles_of_late_graphs(lambda step: step in (20, 30)) == [UNSETTLED]
+    assert roles_of_late_graphs(lambda step: step >= 20) == [LIVE]
+    assert roles_of_late_graphs(lambda step: step in (20, 30) or step >= 35) == [UNSETTLED, LIVE]
+    assert roles_of_late_graphs(lambda step: step % 6 == 5) == [LIVE]  # it takes turns from the beginning
 
 
 def test_the_first_forward_after_a_gap_has_its_operations() -> None:

@@ -126,7 +126,7 @@ class Engine:
         for name, occasions in occasions_of:
             deployed = self._deployed[name]
             for occasion in occasions:
-                for rule in self._failing(deployed, occasion):
+                for rule in () if occasion.unsettled else self._failing(deployed, occasion):
                     failures.setdefault(rule.id, (rule, []))[1].append(occasion)
         violations = [
             _violation(rule, occasions, window, self._alternatives(rule, occasions), between)

@@ -109,7 +109,8 @@ _CALL, _CONTEXT = (Change._fields.index(name) for name in ("call", "context"))
 _LIKE = slice(Change._fields.index("kind"), _CONTEXT)  # from kind to owner
 
 LIVE, SAVED, LOADED, ANNOUNCED, PARTIAL = "live", "saved", "loaded", "announced", "partial"
-ROLES = (LIVE, SAVED, LOADED, ANNOUNCED, PARTIAL)
+UNSETTLED = "unsettled"
+ROLES = (LIVE, SAVED, LOADED, ANNOUNCED, PARTIAL, UNSETTLED)
 
 
 class Reading(NamedTuple):
@@ -118,8 +119,9 @@ class Reading(NamedTuple):
     `kind` is the kind of object: parameter, buffer, optimizer_state, hyperparameter (of a parameter group), module,
     scheduler, loader, worker (of a data loader), random (a random state), run or source. `value` is a fingerprint for
     `data`. `role` separates the object that a program holds (live) from the copy in a saved or loaded file, from a
-    number that was announced beforehand (the length of a loader, the horizon of a scheduler), and from a description of
-    what was not seen from its beginning to its end (partial). `call` is the call of the reading, or `NO_CALL`. Between
+    number that was announced beforehand (the length of a loader, the horizon of a scheduler), from a description of
+    what was not seen from its beginning to its end (partial), and from one of a branch that the program took and left
+    again (unsettled). `call` is the call of the reading, or `NO_CALL`. Between
     calls, a source may omit a value that equals the last reading of the same role.
     """
 

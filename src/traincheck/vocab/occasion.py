@@ -44,7 +44,8 @@ class Occasion(NamedTuple):
     next three fields add what a finding cannot take from the call. `site` is a line of the user's code, if an earlier
     call matters. `note` says what was observed, as a clause in the past tense. `differing` names the ranks that differ,
     if several were compared. `sometimes` are those of the `held` that occasions need not have, although this one has
-    them: inference does not learn from a closed world that all occasions do.
+    them: inference does not learn from a closed world that all occasions do. An `unsettled` occasion is a branch that
+    the program took once, perhaps because of its data: inference learns from it, and a check does not judge it.
     """
 
     subject: Subject
@@ -57,3 +58,4 @@ class Occasion(NamedTuple):
     note: str = ""
     differing: DifferingRanks = NONE_DIFFER
     sometimes: Set[Property] = frozenset()
+    unsettled: bool = False

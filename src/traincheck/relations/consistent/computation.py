@@ -3,7 +3,8 @@
 Sources describe the graph of a backward as lines, see Note [A graph in lines] in sources/gradients/graphs.py. A program
 may have several graphs (a generator and a discriminator take turns), so a rule knows for each module the lines that
 some backwards had, and those that all of them had. The same holds for what functions of the project compute without
-gradients in a window, see Note [What no gradient shows] in sources/functions/no_grad_operations.py.
+gradients in a window, see Note [What no gradient shows] in sources/functions/no_grad_operations.py. A branch that the
+program took once is not judged, see Note [Branches that the data choose] in sources/gradients/graph_source.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import chain
 
 from traincheck.relations.parts import BACKWARD, StatelessPart
 from traincheck.vocab.demand import COMPILED_CODE, GRAPH, NO_GRAD, OPERATION_NUMBERS, OPERATIONS, Demand
-from traincheck.vocab.events import END, EVAL, PARTIAL, SETUP, TRAIN, Reading, Window, without_positions
+from traincheck.vocab.events import END, EVAL, PARTIAL, SETUP, TRAIN, UNSETTLED, Reading, Window, without_positions
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import HAS, SOMETIMES, USES_NUMBER
 
@@ -53,13 +54,16 @@ class Computation(StatelessPart):
         for (call, subject), readings in groups.items():
             lines = {reading.variable: _split(reading)[1] for reading in readings}
             found = [(name, _elements(HAS, subject.api, map(_plain, of_name))) for name, of_name in lines.items()]
+            unsettled = any(reading.role == UNSETTLED for reading in readings)
             for variable, held in found:
-                yield Occasion(subject, (), held, frozenset(), call, (variable,))
+                yield Occasion(subject, (), held, frozenset(), call, (variable,), unsettled=unsettled)
             if all(reading.role != PARTIAL for reading in readings):
                 together = frozenset[Property]().union(*(held for _, held in found))
                 marked = (_plain(line) for line in chain(*lines.values()) if line.startswith(SOMETIMES))
                 sometimes = _elements(HAS, subject.api, marked)
-                yield Occasion(subject, (), together, None, call, tuple(lines), sometimes=sometimes)
+                yield Occasion(
+                    subject, (), together, None, call, tuple(lines), sometimes=sometimes, unsettled=unsettled
+                )
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -93,7 +97,8 @@ def _of_numbers(reading: Reading, grain: str) -> Iterator[Occasion]:
     for operand, values in numbers.items():
         subject = Subject(quantity, f"{operand} in {grain}")
         held = _elements(USES_NUMBER, quantity, values)
-        yield Occasion(subject, (), held, frozenset(), reading.call, (reading.variable,))
+        unsettled = reading.role == UNSETTLED
+        yield Occasion(subject, (), held, frozenset(), reading.call, (reading.variable,), unsettled=unsettled)
 
 
 def _split(reading: Reading) -> tuple[str, list[str]]:

@@ -1,11 +1,17 @@
-"""Source `graph`: describes what a backward goes through, see graphs.py."""
+"""Source `graph`: describes what a backward goes through, see graphs.py.
+
+Note [Branches that the data choose]
+A program may compute something else for some batches: attention without a mask where no sample is padded, a layer that
+is dropped at random, an expert without tokens. An error in the program stays. So a graph of a module that is new after
+the first backwards counts only if the next graph of this module is the same. Otherwise it is reported as unsettled.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,15 +23,26 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import GRAPH, OPERATION_NUMBERS, OPERATIONS, Demand
-from traincheck.vocab.events import without_positions
+from traincheck.vocab.events import NO_CALL, UNSETTLED, without_positions
 
 OFTEN, SELDOM = 5, 50
 """Graphs of one size are described so often; then one backward in `SELDOM`, which is also the rule once `MAX_TOTAL`
 nodes were described (seconds of work): some programs have graphs of ever new sizes."""
 MAX_TOTAL = 500_000
 MAX_SIZES = 10_000
+SETTLED = 10
+"""Backwards in which each new graph counts at once, because a loop shows in them what takes turns."""
+MAX_OPEN = 10
+"""Backwards in which to wait for the next graph of a module. Until then each is described."""
 SEVERAL_THREADS = -1
 """Where several threads train, a graph may change while it is read, so none is described."""
+
+
+class _Open(NamedTuple):
+    """A new graph of the modules of a kind: the names by text, and the number of its backward."""
+
+    paths: dict[str, str]
+    backward: int
 
 
 class GraphSource:
@@ -42,6 +59,8 @@ class GraphSource:
         self._seen: dict[int, int] = {}  # backwards by the size of their graph
         self._texts: dict[int, set[int]] = {}  # hashes of the different descriptions of a size
         self._last_number = self._size = 0
+        self._known: dict[tuple[str, str], set[frozenset[str]]] = {}  # the graphs of modules of a kind, by attribute
+        self._open: dict[tuple[str, str], _Open] = {}  # see Note [Branches that the data choose]
         self.describe: Callable[[Any, int], object] = _nothing
 
     def offers(self) -> str | None:
@@ -66,6 +85,7 @@ class GraphSource:
 
     def _forget_reported(self) -> None:
         """Describe graphs again that no reader of windows has got: once, if all graphs of a size were the same."""
+        self._open.clear()
         if self._graphs.forget_unread():
             self._seen = {size: OFTEN - 1 for size, texts in self._texts.items() if len(texts) == 1}
 
@@ -104,15 +124,29 @@ class GraphSource:
             self._seen.clear()
             self._texts.clear()
         times = self._seen[self._size] = self._seen.get(self._size, 0) + 1
-        return (times <= OFTEN and self._described_nodes < MAX_TOTAL) or self._backwards % SELDOM == 0
+        is_new = times <= OFTEN and self._described_nodes < MAX_TOTAL
+        return is_new or self._backwards % SELDOM == 0 or bool(self._open)
 
     def _report(self, call: int, texts: Iterable[tuple[str, str, str]]) -> None:
         """Report the modules of each kind (path, attribute, text) once for each text, if one of the texts is new."""
         by_kind: dict[tuple[str, str], dict[str, str]] = {}
         for path, attribute, text in texts:
             by_kind.setdefault((without_positions(path), attribute), {}).setdefault(text, path)
-        for (kind, attribute), paths in by_kind.items():
-            self._graphs.report_together(call, kind, attribute, paths)
+        for place, paths in by_kind.items():
+            known, opened = self._known.setdefault(place, set()), self._open.pop(place, None)
+            is_same = opened is not None and opened.paths.keys() == paths.keys()
+            if opened is not None and not is_same:
+                self._graphs.report_together(NO_CALL, *place, opened.paths, UNSETTLED)
+            graph = frozenset(paths)
+            if known and graph not in known and self._backwards > SETTLED and not is_same:
+                self._open[place] = _Open(paths, self._backwards)
+            else:
+                known.add(graph)
+                self._graphs.report_together(call, *place, paths)
+        for place, opened in list(self._open.items()):
+            if self._backwards - opened.backward >= MAX_OPEN:
+                del self._open[place]
+                self._graphs.report_together(NO_CALL, *place, opened.paths, UNSETTLED)
 
 
 def _nothing(tensors: Any, call: int) -> None:

@@ -72,11 +72,13 @@ class Descriptions:
             seqs.append(self._record(call, variable, attribute, text, role, next_seq))
         return new
 
-    def report_together(self, call: int, kind: str, attribute: str, variables: Mapping[str, str]) -> None:
+    def report_together(
+        self, call: int, kind: str, attribute: str, variables: Mapping[str, str], role: str = LIVE
+    ) -> None:
         """Report the variables of one kind, by their texts, if variables of this kind never had just these texts."""
-        seqs = self._reported.setdefault((kind, attribute, frozenset(variables)), [])
+        seqs = self._reported.setdefault((kind, attribute, frozenset(variables), role), [])
         if len(seqs) < self._most_reports:
-            recorded = [self._record(call, variable, attribute, text, LIVE) for text, variable in variables.items()]
+            recorded = [self._record(call, variable, attribute, text, role) for text, variable in variables.items()]
             seqs += recorded[-1:]
 
     def _record(
