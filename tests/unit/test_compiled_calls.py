@@ -388,6 +388,36 @@ def test_unobserved_training_is_counted_and_separated() -> None:
     assert seen.faults == []
 
 
+def test_a_function_that_an_optimizer_compiles_hides_nothing() -> None:
+    """Muon compiles its iteration, the optimizers of torchao what they compute for each parameter."""
+    model = nn.Linear(4, 2)
+
+    @torch.compile(backend="eager")
+    def descend(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        parameter.sub_(gradient, alpha=0.1)
+
+    class Compiled(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(model.parameters(), {})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                descend(parameter.detach(), parameter.grad)
+
+    optimizer = Compiled()
+    with observing() as seen:
+        for step in range(3):
+            x, labels = data(step)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), labels).backward()
+            optimizer.step()
+    assert [len(seen.named(name)) for name in (STEP, FORWARD)] == [3, 3]
+    assert [window.step for window in seen.windows if window.stage == "train"] == [1, 2, 3]
+    assert seen.recorder.unobservable == [] and not seen.recorder.has_compiled_code
+
+
 def test_a_compiled_update_between_eager_ones() -> None:
     """The first and the last step are observed, the middle one is only counted."""
     model = Net()

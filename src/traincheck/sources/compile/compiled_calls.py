@@ -318,7 +318,8 @@ class CompiledCallSource:
             recorder.hooks.before_module(target.module, compiled_call.args, compiled_call.keywords)
         if target.optimizer is not None:
             recorder.hooks.before_step(target.optimizer)
-        if not target.is_known and not self._call_context.training_flags:  # a forward of a model does not train
+        is_inside = bool(self._call_context.training_flags) or recorder.steps.updating  # of a model, or of an update
+        if not target.is_known and not is_inside:
             states = {name: _state_of(optimizer) for name, optimizer in self._catalog.optimizers()}
             self._note_activity(target)
         call = recorder.enter(REGION, (COMPILED,), target.name, context_facts())
@@ -350,7 +351,8 @@ class CompiledCallSource:
                 recorder.report_unobservable(
                     f"{self.name}: results of models compiled by torch.compile are not observed before torch 2.12"
                 )
-        self._report_unobserved(target.name)
+        if not recorder.steps.updating:  # what an optimizer computes in its step is not observed anyway
+            self._report_unobserved(target.name)
 
     def _find_updates(self, region: _Region) -> Facts:
         """Detect what an unidentified function did to the training; an update in it counts as a step."""

@@ -88,7 +88,7 @@ class Recorder:
         self.window_index = 0  # of the open window
         self.dropped_windows = 0  # windows with too many events, and windows that failed
         self.unobservable: list[str] = []  # descriptions, for the report
-        self.has_compiled_code = False  # whether the program called a compiled function
+        self.has_compiled_code = False  # whether the program called a compiled function outside updates
         self._listeners = Listeners()
         self.between_calls = self._listeners.between_calls  # sources call this between the calls of a step
         self._find_rank = find_rank
