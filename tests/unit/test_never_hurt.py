@@ -11,13 +11,16 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import traincheck
 from observed_process import Seen, observing
 from small_trainings import Model, process_state, same, train
+from traincheck.sources.tensors.leaf_hooks import register_leaf_hook
 
 STEP = "torch.optim.Optimizer.step"
 
@@ -127,16 +130,19 @@ def test_training_and_random_streams_are_the_same() -> None:
     assert len(seen.named(STEP)) == 6
 
 
+class Names(torch.overrides.TorchFunctionMode):
+    """Notes the functions that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+        self.seen.append(torch.overrides.resolve_name(func) or repr(func))
+        return func(*args, **(kwargs or {}))  # type: ignore[operator]
+
+
 def test_no_mode_of_the_program_sees_traincheck_compute() -> None:
-    class Names(torch.overrides.TorchFunctionMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[str] = []
-
-        def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
-            self.seen.append(torch.overrides.resolve_name(func) or repr(func))
-            return func(*args, **(kwargs or {}))  # type: ignore[operator]
-
     with Names() as alone:
         train()
     with Names() as outer, observing() as seen, Names() as inner:
@@ -144,6 +150,22 @@ def test_no_mode_of_the_program_sees_traincheck_compute() -> None:
     assert seen.faults == [] and len(alone.seen) > 500
     assert inner.seen == alone.seen
     assert outer.seen == alone.seen
+
+
+def test_no_mode_of_the_program_sees_experiments(tmp_path: Path) -> None:
+    with Names() as alone:
+        train()
+    with traincheck.checked(tmp_path, packs="shipped", verify_every=1) as run, Names() as inner:
+        train()
+    assert run.report is not None and run.report.verification
+    assert inner.seen == alone.seen
+
+
+def test_no_mode_of_the_program_sees_hooks_on_parameters() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    with Names() as mode:
+        register_leaf_hook(parameter, lambda gradient: None)()
+    assert mode.seen == [] and parameter._backward_hooks is None
 
 
 @pytest.fixture

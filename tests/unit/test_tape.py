@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,17 @@ def test_entries_know_their_module_and_their_function() -> None:
     calls = {entry.call.module for entry in entries if entry.call is not None}
     functions = {(entry.function.cls, entry.function.site) for entry in entries if entry.function is not None}
     assert (calls, functions) == ({FIRST}, {(Scale, "train.py:12")})
+
+
+def test_a_module_made_for_one_call_does_not_outlive_it() -> None:
+    recording = TapeRecording(lambda: "train.py:12")
+    outer, inner = nn.Sequential(), nn.Softmax(dim=1)
+    recording.call_begins(outer)
+    recording.call_begins(inner)
+    call, reference = recording.call, weakref.ref(inner)
+    del inner
+    assert reference() is None and call is not None
+    assert (call.module, call.living) == (None, outer)
 
 
 def reason(loss: Loss, after: Callable[[], object] = lambda: None) -> str:

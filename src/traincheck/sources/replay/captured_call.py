@@ -90,7 +90,8 @@ class CapturedCall(RestorableCall):
 
     def _follow(self, index: int, result: torch.Tensor) -> None:
         """Keep the gradient of a result."""
-        self._undo.callback(result.register_hook(self._guarded(self._output_hook(index))).remove)
+        with torch._C.DisableTorchFunction():  # modes of the program do not see this hook
+            self._undo.callback(result.register_hook(self._guarded(self._output_hook(index))).remove)
 
     def _output_hook(self, index: int) -> Callable[[torch.Tensor | None], None]:
         def on_gradient(grad: torch.Tensor | None) -> None:

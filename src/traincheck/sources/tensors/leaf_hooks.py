@@ -16,12 +16,14 @@ def register_leaf_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]
     torch leaves an empty table of hooks on the tensor. After `torch.utils.swap_tensors`, such a table is no longer
     connected, and hooks that the program registers later would never be called. So the table is removed as well.
     """
-    handle, reference = tensor.register_hook(hook), TensorReference(tensor)
+    with torch._C.DisableTorchFunction():  # modes of the program do not see this hook
+        handle, reference = tensor.register_hook(hook), TensorReference(tensor)
 
     def remove() -> None:
         handle.remove()
         hooked = reference()
-        if hooked is not None and not hooked._backward_hooks:
-            hooked._backward_hooks = None
+        with torch._C.DisableTorchFunction():
+            if hooked is not None and not hooked._backward_hooks:
+                hooked._backward_hooks = None
 
     return remove

@@ -243,7 +243,8 @@ class DerivativeSource(ExperimentSource, RecorderListener):
             source, arrived = recording.source_of(tensor), []  # type: tuple[Any, list[torch.Tensor]]
             if isinstance(source, Ref) and recording.has_room(tensor.nbytes):
                 self._boundaries.append((call, source, arrived))
-                self._hooks.callback(tensor.register_hook(functools.partial(_keep, arrived)).remove)
+                with torch._C.DisableTorchFunction():  # modes of the program do not see this hook
+                    self._hooks.callback(tensor.register_hook(functools.partial(_keep, arrived)).remove)
 
     def _suspends(self) -> None:
         """Compiled code begins, or TrainCheck removes its hooks for another reason."""
@@ -345,7 +346,13 @@ class DerivativeSource(ExperimentSource, RecorderListener):
         call = next((entry.call for entry in computation.entries if entry.call is not None), None)
         while call is not None and call.parent is not None:
             call = call.parent
-        return self._model if call is None else self._catalog.model_name(call.module)
+        module = None if call is None else call.living
+        return self._model if module is None else self._catalog.model_name(module)
+
+    def _named(self, call: ModuleCall | None, subject: str) -> str:
+        """The name of the module that a call is of; `subject` if it is unknown."""
+        module = None if call is None else call.living
+        return subject if module is None else self._catalog.module_name(module)
 
     def _verify(self, backward: _Backward, recording: TapeRecording) -> None:
         subject, computation = backward.subject, backward.objective.computation
@@ -393,11 +400,11 @@ class DerivativeSource(ExperimentSource, RecorderListener):
                 first = f"function {function.cls.__name__}{where}"
                 return self._reporter.report(subject, DISAGREES, found, first=first, site=function.site)
         call = common_call(calls_of(objective.computation, differs.leaves))
-        first = subject if call is None else self._catalog.module_name(call.module)
+        first = self._named(call, subject)
         if self._boundaries:
             arrived = [Boundary(call, source.value, grads[-1]) for call, source, grads in self._boundaries if grads]
             located = wrong_call(objective, arrived)
-            first = first if located is None else self._catalog.module_name(located.module)
+            first = self._named(located, first)
             self._suspicion = None
             return self._reporter.report(subject, DISAGREES, found, first=first)
         self._follows = True

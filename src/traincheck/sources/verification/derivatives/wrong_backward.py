@@ -219,4 +219,5 @@ def calls_of(computation: Computation, leaves: Iterable[torch.Tensor]) -> list[M
 
 def modules_of(computation: Computation) -> dict[int, nn.Module]:
     """Return the modules whose calls are part of a computation."""
-    return {id(call.module): call.module for entry in computation.entries for call in _around(entry.call)}
+    calls = (call for entry in computation.entries for call in _around(entry.call))
+    return {id(module): module for call in calls if (module := call.module) is not None}

@@ -22,6 +22,7 @@ held, except that of a random one with gradients. Copies, of what the program ov
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -86,12 +87,25 @@ class Held:
         return self.value
 
 
-@dataclass(slots=True, eq=False)
 class ModuleCall:
-    """A call of a module, inside the call `parent`."""
+    """A call of a module, inside the call `parent`. A module that the program makes for one call may be gone."""
 
-    module: nn.Module
-    parent: ModuleCall | None
+    __slots__ = ("_reference", "parent")
+
+    def __init__(self, module: nn.Module, parent: ModuleCall | None) -> None:
+        self._reference = weakref.ref(module)
+        self.parent = parent
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module, if it lives."""
+        return self._reference()
+
+    @property
+    def living(self) -> nn.Module | None:
+        """The module, or that of the nearest call around this one whose module lives."""
+        module = self.module
+        return module if module is not None or self.parent is None else self.parent.living
 
 
 @dataclass(slots=True, eq=False)
