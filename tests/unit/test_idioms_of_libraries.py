@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import traincheck
 from observed_process import observing
-from trained_programs import Net, errors_of, loss_of
+from trained_programs import Net, errors_of, loss_of, trained
 from verified_runs import verified
 
 
@@ -231,3 +232,18 @@ def test_gradients_inside_a_custom_backward_are_not_added_up(tmp_path: Path) -> 
 
     run = verified(tmp_path, steps())
     assert run.findings == [] and run.verdicts, run
+
+
+class OwnBuffers(Net):
+    """Has an attribute with the name of a method of torch (the wrapper of Megatron)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers = [torch.zeros(3)]  # type: ignore[assignment]
+
+
+def test_experiments_do_not_fail_at_an_attribute_called_buffers(tmp_path: Path) -> None:
+    with traincheck.checked(tmp_path, packs="shipped", verify_every=1) as run:
+        trained(OwnBuffers())
+    assert run.report is not None and run.report.verification
+    assert not [reason for reason in run.report.not_observed if "Error" in reason], run.report.not_observed

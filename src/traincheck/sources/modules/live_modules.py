@@ -99,6 +99,11 @@ def has_parameters(module: nn.Module) -> bool:
     return False
 
 
+def buffers_of(module: nn.Module) -> list[torch.Tensor]:
+    """The buffers of a module and of those inside it. A program may have its own attribute `buffers` (Megatron)."""
+    return list(nn.Module.buffers(module))
+
+
 def named_parameters(module: Any) -> list[tuple[str, nn.Parameter]]:
     """The parameters of a module under each of their names. A program may override the method with fewer arguments."""
     try:

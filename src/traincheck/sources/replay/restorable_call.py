@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from traincheck.sources.modules.live_modules import plain_name, unwrap_compiled
+from traincheck.sources.modules.live_modules import buffers_of, plain_name, unwrap_compiled
 from traincheck.sources.recording.frames import local_values
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import (
@@ -184,7 +184,7 @@ def _check_replayable(module: nn.Module, modules: Sequence[nn.Module]) -> None:
         if type(inner).__name__.startswith(("FullyShardedDataParallel", "FSDP")):
             raise CannotReplay("its parameters are sharded")
     with hidden_from_modes():
-        for tensor in (*module.parameters(), *module.buffers()):
+        for tensor in (*module.parameters(), *buffers_of(module)):
             if not is_copyable(tensor):
                 raise CannotReplay(f"it holds a {kind_of(tensor)}, which TrainCheck does not copy")
 

@@ -17,7 +17,7 @@ import torch.utils.checkpoint as checkpointing
 from torch import nn
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.modules.live_modules import has_parameters
+from traincheck.sources.modules.live_modules import buffers_of, has_parameters
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.patches import UndoStack
@@ -95,7 +95,7 @@ class RecomputationSource(ExperimentSource):
             self._here.modules.clear()
             if has_parameters(module):  # a model, and no loss
                 self._subject = self._catalog.module_name(module)
-                self._buffers = {_address(buffer) for buffer in module.buffers()} - {0}
+                self._buffers = {_address(buffer) for buffer in buffers_of(module)} - {0}
         self._here.modules.append(module)
 
     def _module_ends(self, module: nn.Module, output: Any) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
+from traincheck.sources.modules.live_modules import buffers_of
 from traincheck.sources.replay.state_snapshot import (
     ModuleAttributes,
     RandomStates,
@@ -46,7 +47,7 @@ class CapturedBatch:
         self._autocast = autocast_settings()
         tensors = _tensors(self._arguments)
         self.size = next((len(tensor) for tensor in tensors if tensor.dim()), 0)
-        if sum(tensor.nbytes for tensor in (*tensors, *model.parameters(), *model.buffers())) > MAX_BYTES:
+        if sum(tensor.nbytes for tensor in (*tensors, *model.parameters(), *buffers_of(model))) > MAX_BYTES:
             raise CannotCompute("the model is too large")
 
     def outputs(
