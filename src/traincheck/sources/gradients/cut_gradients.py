@@ -19,7 +19,6 @@ nobody uses (a pooler).
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -33,6 +32,7 @@ from traincheck.sources.base import replace
 from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.recording.call_sites import qualified_name
+from traincheck.sources.recording.frames import code_of
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
@@ -173,13 +173,9 @@ class CutGradients:
 
     def _site_of(self, function: type) -> str:
         """Where the project defines the backward of a custom function; empty for those of libraries."""
-        code = getattr(inspect.unwrap(getattr(function, "backward", _no_op)), "__code__", _no_op.__code__)
-        file = self._recorder.sites.file_of(code)
-        return f"{file}:{code.co_firstlineno}:{qualified_name(code)}" if file else ""
-
-
-def _no_op() -> None:
-    """Stands for the backward of a function that has none."""
+        code = code_of(getattr(function, "backward", None))
+        file = "" if code is None else self._recorder.sites.file_of(code)
+        return f"{file}:{code.co_firstlineno}:{qualified_name(code)}" if code is not None and file else ""
 
 
 def _leaves_of(tensor: torch.Tensor) -> Iterator[tuple[int, type | None]]:

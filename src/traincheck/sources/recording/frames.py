@@ -1,4 +1,4 @@
-"""Reads the arguments of a running function from its frame, and whether the function returned or raised."""
+"""Reads the code of functions, the arguments of a running one from its frame, and whether it returned or raised."""
 
 from __future__ import annotations
 
@@ -58,3 +58,12 @@ def return_offsets(code: CodeType) -> frozenset[int]:
 
 
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
+
+
+def code_of(function: Any) -> CodeType | None:
+    """The code of a function or static method, of the one inside where it is decorated; None for others."""
+    function = getattr(function, "__func__", function)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code: CodeType | None = getattr(function, "__code__", None)
+    return code

@@ -7,11 +7,11 @@ C++. Decorated forwards are known by the function inside, so what a decorator co
 from __future__ import annotations
 
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from traincheck.sources.recording.frames import local_values, variadic_names
+from traincheck.sources.recording.frames import code_of, local_values, variadic_names
 
 
 class CustomCall(NamedTuple):
@@ -41,7 +41,7 @@ class CustomFunctions:
             subclasses: list[type] = waiting.pop().__subclasses__()
             waiting += subclasses
             for cls in subclasses:
-                code = _code_of(cls.__dict__.get("forward"))
+                code = code_of(cls.__dict__.get("forward"))
                 if code is not None:
                     self._functions[id(code)] = code, cls
 
@@ -54,11 +54,3 @@ class CustomFunctions:
                 found.append(CustomCall(frame, function[1]))
             frame = frame.f_back
         return found
-
-
-def _code_of(forward: Any) -> CodeType | None:
-    function = getattr(forward, "__func__", forward)
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    code: CodeType | None = getattr(function, "__code__", None)
-    return code
