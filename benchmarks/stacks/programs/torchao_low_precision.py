@@ -1,4 +1,4 @@
-"""Training in low precision with torchao: quantization-aware (MX), MXFP8 matrix products, or float8 with a frozen layer.
+"""Training in low precision with torchao: quantization-aware (MX), in MXFP8, or in float8 next to a frozen layer.
 
 Without --bias, the quantized layers have no bias, as in most language models.
 """
