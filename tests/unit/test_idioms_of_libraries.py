@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 import traincheck
 from observed_process import observing
@@ -247,3 +248,48 @@ def test_experiments_do_not_fail_at_an_attribute_called_buffers(tmp_path: Path) 
         trained(OwnBuffers())
     assert run.report is not None and run.report.verification
     assert not [reason for reason in run.report.not_observed if "Error" in reason], run.report.not_observed
+
+
+class LowPrecision(torch.Tensor):
+    """A weight that wraps another tensor, to compute with it in another way (training in MXFP8 with torchao)."""
+
+    inside: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inside: torch.Tensor) -> LowPrecision:
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls, inside.shape, dtype=inside.dtype, requires_grad=inside.requires_grad
+        )
+        wrapper.inside = inside
+        return wrapper  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inside"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], *_: Any) -> LowPrecision:
+        return LowPrecision(inner["inside"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = tree_map_only(LowPrecision, lambda wrapper: wrapper.inside, (args, kwargs or {}))
+        result = func(*plain[0], **plain[1])
+        if func is torch.ops.aten.detach.default:
+            return LowPrecision(result)
+        return args[0] if func._schema.name.endswith("_") else result
+
+
+def test_wrapped_weights_are_seen_to_change(tmp_path: Path) -> None:
+    def program() -> None:
+        model = Net()
+        model.body.weight = nn.Parameter(LowPrecision(model.body.weight.detach()))
+        weight = model.body.weight.inside
+        before = weight.clone()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(4):
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not torch.equal(weight, before)
+
+    assert not errors_of(tmp_path, program)

@@ -5,9 +5,9 @@ A tensor of a class with its own `__torch_dispatch__` (DTensor, quantized, fake,
 because it wraps other tensors. If an operation bypasses this method, it reads memory that does not exist, and the
 process ends with a segmentation fault. So `hidden_from_modes` disables the program's dispatch *modes*, but never the
 dispatch of subclasses, and it enables the latter if the program has disabled it. Code that reads values gets them from
-`local_tensor`, which returns a plain tensor with memory for each of its elements, or None. For a wrapper around one
-tensor of its form, that is the tensor inside. If an operation still
-reaches a subclass, it costs a call of its method and does not crash.
+`local_tensor`, which returns a plain tensor with memory for each of its elements, or None. For a parameter that wraps
+one tensor of its form, that is the tensor inside. If an operation still reaches a subclass, it costs a call of its
+method and does not crash.
 """
 
 from __future__ import annotations
@@ -143,9 +143,12 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _wrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor inside a wrapper that adds a way to compute (such as a low precision) and no numbers of its own."""
+    """The tensor inside a parameter that adds a way to compute (such as a low precision) and no numbers of its own.
+
+    Only parameters: a result may wrap a tensor that another process still writes to (`AsyncCollectiveTensor`).
+    """
     flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
+    if flatten is None or not isinstance(tensor, torch.nn.Parameter):
         return tensor
     try:
         names, _ = flatten()
