@@ -7,7 +7,8 @@ applied a step too late). So the first `FIRST_STEPS` steps of each optimizer are
 
 Note [Several schedulers]
 With several optimizers or several schedulers, nothing shows which of them belong together, so their agreement is not
-judged. After a gap, some of them may not have been seen yet: then only pairs that agreed before are judged.
+judged. After a gap, or in the first step, some of them may not have been seen yet: then only pairs that agree, or agreed
+before, count.
 
 Known limitations: of several parameter groups, only the first is compared, because a scheduler reports that one.
 """
@@ -82,7 +83,8 @@ class LearningRates(Part):
             agrees = math.isclose(rate_now, self._announced, rel_tol=1e-6, abs_tol=1e-12)
             (scheduler,) = self._schedulers
             pair = optimizer, scheduler
-            if not (self._from_start or agrees or pair in self._agreed):
+            are_all_seen = self._from_start and window.step > 1
+            if not (are_all_seen or agrees or pair in self._agreed):
                 return
             if agrees:
                 self._agreed.add(pair)

@@ -26,6 +26,7 @@ from traincheck.sources.replay.state_snapshot import (
     RandomStates,
     autocast_settings,
     has_compiled_code,
+    iterator_of,
     without_hooks,
 )
 from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable, kind_of
@@ -183,6 +184,9 @@ def _check_replayable(module: nn.Module, modules: Sequence[nn.Module]) -> None:
             raise CannotReplay("its layers wait for other ranks (SyncBatchNorm)")
         if type(inner).__name__.startswith(("FullyShardedDataParallel", "FSDP")):
             raise CannotReplay("its parameters are sharded")
+    iterator = iterator_of(modules)
+    if iterator:
+        raise CannotReplay(f"it holds a {iterator}, which another execution would advance")
     with hidden_from_modes():
         for tensor in (*module.parameters(), *buffers_of(module)):
             if not is_copyable(tensor):

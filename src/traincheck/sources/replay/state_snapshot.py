@@ -2,10 +2,11 @@
 
 Note [Restored state]
 The result of a call depends on its arguments, parameters and buffers, on random states, on autocast, and on attributes
-of modules. TrainCheck saves all of it when the call begins, restores it for a replay, and afterwards puts the current
-state back. Parameters are not saved: a replay runs only if they are unmodified. Hooks of the program do not run in a
-replay, because they may log and count. Hooks of torch belong to the computation (normalised weights, say), and so does
-a fault injected on purpose.
+of modules with the objects that they hold (a schedule that counts its calls). TrainCheck saves all of it when the call
+begins, restores it for a replay, and afterwards puts the current state back. A generator or another iterator cannot be
+put back, so a model that holds one is not executed again. Parameters are not saved: a replay runs only if they are
+unmodified. Hooks of the program do not run in a replay, because they may log and count. Hooks of torch belong to the
+computation (normalised weights, say), and so does a fault injected on purpose.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -30,6 +34,11 @@ _OURS = ("torch.", "traincheck.sdc.")
 _MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
+_DEPTH, _MAX_HELD = 3, 2_000
+"""How deep objects are saved that a module holds, and how many."""
+_STATELESS = frozenset(
+    (int, float, bool, str, bytes, type(None), type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+) | frozenset((*weakref.ProxyTypes, torch.dtype, torch.device, torch.Size, nn.Parameter))
 
 
 class RandomStates:
@@ -68,18 +77,19 @@ class RandomStates:
 
 
 class ModuleAttributes:
-    """The attributes of modules: their values, and the contents of lists, tensors and similar among them.
-
-    Deeper contents are not saved.
-    """
+    """The attributes of modules, with the contents of tensors, containers, random generators and other objects that
+    they hold, up to `_DEPTH` levels deep."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._values = [
-            (module, {name: value for name, value in vars(module).items() if name not in _MODULE_INTERNALS})
-            for module in modules
-        ]
-        held = [value for _, values in self._values for value in values.values()]
+        self._values = [(module, _own_attributes(module)) for module in modules]
+        held = _held_by(self._values)
         self._contents = [(value, value.copy()) for value in held if type(value) in _CONTAINERS]
+        self._objects = [(own, dict(own)) for value in held if type(own := getattr(value, "__dict__", None)) is dict]
+        self._generators = [
+            (value, value.get_state() if isinstance(value, torch.Generator) else value.getstate())
+            for value in held
+            if isinstance(value, torch.Generator | random.Random)
+        ]
         with hidden_from_modes():
             tensors = [t for t in held if type(t) is torch.Tensor and is_copyable(t)]
         self._tensors = [(t, t._version, t.detach().clone()) for t in tensors]
@@ -91,13 +101,51 @@ class ModuleAttributes:
             for name in [name for name in own if name not in values and name not in _MODULE_INTERNALS]:
                 del own[name]
             own.update(values)
-        for held, content in self._contents:
+        for held, content in (*self._contents, *self._objects):
             if not _same_content(held, content):
                 held.clear()
                 held.extend(content) if isinstance(held, (list, deque)) else held.update(content)
+        for generator, state in self._generators:
+            generator.set_state(state) if isinstance(generator, torch.Generator) else generator.setstate(state)
         for tensor, version, value in self._tensors:
             if tensor._version != version:
                 tensor.data.copy_(value)
+
+
+def iterator_of(modules: Iterable[nn.Module]) -> str:
+    """The class of a generator or another iterator that a module holds and that has no attributes to restore; empty
+    without one."""
+    held = _held_by([(module, _own_attributes(module)) for module in modules])
+    return next(
+        (type(value).__name__ for value in held if hasattr(type(value), "__next__") and not hasattr(value, "__dict__")),
+        "",
+    )
+
+
+def _own_attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in _MODULE_INTERNALS}
+
+
+def _held_by(values: Iterable[tuple[nn.Module, Mapping[str, Any]]]) -> list[Any]:
+    """The objects that the attributes of modules hold, each once, without modules and what has no state."""
+    found: dict[int, Any] = {}
+    layer = [value for _, own in values for value in own.values()]
+    for _ in range(_DEPTH):
+        inner: list[Any] = []
+        for value in layer:
+            if id(value) in found or type(value) in _STATELESS or isinstance(value, nn.Module):
+                continue
+            found[id(value)] = value
+            if len(found) >= _MAX_HELD:
+                return list(found.values())
+            if isinstance(value, dict):
+                inner += islice(value.values(), _MAX_HELD)
+            elif isinstance(value, (list, tuple, set, deque)):
+                inner += islice(value, _MAX_HELD)
+            elif type(own := getattr(value, "__dict__", None)) is dict:
+                inner += own.values()
+        layer = inner
+    return list(found.values())
 
 
 @contextmanager

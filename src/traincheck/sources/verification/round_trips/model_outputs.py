@@ -23,6 +23,7 @@ from traincheck.sources.replay.state_snapshot import (
     RandomStates,
     autocast_settings,
     has_compiled_code,
+    iterator_of,
     without_hooks,
 )
 from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable, kind_of
@@ -63,6 +64,9 @@ class CapturedBatch:
         if has_compiled_code():
             raise CannotCompute("the program compiles code")
         modules = dict(model.named_modules())
+        iterator = iterator_of(modules.values())
+        if iterator:
+            raise CannotCompute(f"the model holds a {iterator}, which another execution would advance")
         replaced = _copies(model, tensors, unsaved)
         held, random = ModuleAttributes(modules.values()), RandomStates()
         try:

@@ -88,6 +88,7 @@ class _Known(NamedTuple):
     region: int
     group: int
     is_statistic: bool  # one of several results, such as the mean of a normalisation
+    is_resolved: bool = False  # a lazy view (`conj`) that torch writes out for an operation, below autograd
 
 
 class _Region(NamedTuple):
@@ -108,6 +109,7 @@ class _Open(NamedTuple):
     written: tuple[torch.Tensor, ...] = ()
     holds: int = -1  # the result that is a constant
     shifts: bool = False  # the program changes a result without gradients
+    resolves: bool = False  # the operation writes out a lazy view
 
 
 class TapeRecording(DispatchRecording):
@@ -277,7 +279,8 @@ class TapeRecording(DispatchRecording):
         entry.kwargs = {name: self._convert(arg, entry, reads, inside, written) for name, arg in kwargs.items()}
         entry.reads = tuple(reads)
         entry.writes = tuple(self._group(tensor) for tensor in written)
-        return _Open(entry, inside, written)
+        resolves = func is torch.ops.aten.clone.default and (args[0].is_conj() or args[0].is_neg())
+        return _Open(entry, inside, written, resolves=resolves)
 
     def _ends(self, opened: _Open, result: Any) -> None:
         entry, written = opened.entry, {id(tensor) for tensor in opened.written}
@@ -300,15 +303,18 @@ class TapeRecording(DispatchRecording):
                 self._known.pop(tensor._cdata, None)
             else:
                 is_statistic = len(results) > 1 and tensor.is_floating_point()
-                numbers.append(self._add_result(tensor, opened.region, is_statistic=is_statistic))
+                numbers.append(
+                    self._add_result(tensor, opened.region, is_statistic=is_statistic, is_resolved=opened.resolves)
+                )
         entry.results = tuple(numbers)
         self.tape.entries.append(entry)
 
-    def _add_result(self, tensor: torch.Tensor, region: int, *, is_statistic: bool) -> int:
+    def _add_result(self, tensor: torch.Tensor, region: int, *, is_statistic: bool, is_resolved: bool = False) -> int:
         number, group = self._new_value(tensor)
         ref = Ref(number, tensor.dtype)
         self.result_bytes += 8 * tensor.numel()
-        self._known[tensor._cdata] = _Known(ref, torch._C._WeakTensorRef(tensor), region, group, is_statistic)
+        weak = torch._C._WeakTensorRef(tensor)
+        self._known[tensor._cdata] = _Known(ref, weak, region, group, is_statistic, is_resolved)
         self._geometry[_geometry(group, tensor)] = ref
         return number
 
@@ -340,6 +346,8 @@ class TapeRecording(DispatchRecording):
 
     def _source(self, tensor: torch.Tensor, region: int, scratch: bool, *, is_written: bool) -> Source:
         known = self._known.get(tensor._cdata)
+        if known is not None and known.is_resolved:
+            return self._usable(known)
         if known is not None and known.region and known.region != region and tensor.requires_grad:
             self._follow(known, tensor)
         if region and known is not None and (tensor.requires_grad or known.region == region):
