@@ -320,6 +320,17 @@ def same_order_each_pass(*, sets_epoch: bool = False) -> None:
             optimizer.step()
 
 
+def a_gradient_is_taken_away() -> None:
+    """The last layer does not learn in the first steps (DINO)."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        model.head.weight.grad = None
+        optimizer.step()
+
+
 def another_order_each_pass() -> None:
     same_order_each_pass(sets_epoch=True)
 
@@ -514,6 +525,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         attacked,
         with_closures,
         warmed_up,
+        a_gradient_is_taken_away,
         a_loaded_body_is_not_trained,
         a_teacher_is_given_to_the_optimizer,
         clipped_twice,

@@ -221,6 +221,15 @@ def test_optimizer_settings_stay() -> None:
     assert run(lambda script: script.call(load, receiver="SGD")) == [True, False, True]
 
 
+def test_a_setting_that_changes_in_each_step_is_a_schedule() -> None:
+    decay, subject = Property("stays", "hyperparameter.weight_decay"), Subject("hyperparameter.weight_decay", "time")
+    script = Script()
+    for step in range(6):
+        script.window().step(("hyperparameter.weight_decay", "AdamW.param_groups[0]", 0.1 + step), receiver="AdamW")
+    script.window().step(receiver="AdamW")  # it ends
+    assert False not in verdicts(of(script, subject), decay)
+
+
 def test_settings_without_a_scheduler_stay() -> None:
     quantity, group = "hyperparameter.momentum", "SGD.param_groups[0]"
 

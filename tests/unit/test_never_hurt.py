@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import itertools
 import pickle
 import sys
 import threading
@@ -166,6 +167,47 @@ def test_no_mode_of_the_program_sees_hooks_on_parameters() -> None:
     with Names() as mode:
         register_leaf_hook(parameter, lambda gradient: None)()
     assert mode.seen == [] and parameter._backward_hooks is None
+
+
+class Counting:
+    """A number that grows at each use: an iterator of its own class, or one of Python."""
+
+    def __init__(self) -> None:
+        self.steps = [0]
+
+    def __next__(self) -> float:
+        self.steps[0] += 1
+        return 0.01 * self.steps[0]
+
+
+class Weighted(nn.Module):
+    def __init__(self, weights: object) -> None:
+        super().__init__()
+        self.layer, self.weights, self.draws = nn.Linear(4, 3), weights, torch.Generator().manual_seed(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(x.shape, generator=self.draws)
+        return self.layer(x + noise) * next(self.weights)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("weights", [Counting, lambda: itertools.count(1)])
+def test_what_a_model_holds_is_not_advanced_by_experiments(weights: Callable[[], object], tmp_path: Path) -> None:
+    def losses() -> list[float]:
+        torch.manual_seed(0)
+        model = Weighted(weights())
+        optimizer = torch.optim.Adam(model.parameters())
+        found = []
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.arange(8) % 3)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    expected = losses()
+    with traincheck.checked(tmp_path, packs="shipped", verify_every=1):
+        assert losses() == expected
 
 
 @pytest.fixture

@@ -270,6 +270,17 @@ def test_another_dropout_in_the_recomputation_makes_the_gradient_wrong(reentrant
     assert derivative_error(computation) > 0.01
 
 
+@pytest.mark.parametrize("lazy", [torch.conj, lambda x: x.conj().imag])
+def test_lazy_views_are_followed(lazy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """torch writes a conjugate or negative view out below autograd, where an operation needs its values."""
+
+    def loss() -> torch.Tensor:
+        hidden = FIRST(X)
+        return (torch.fft.rfft(hidden) * lazy(torch.fft.rfft(hidden.tanh()))).abs().sum()
+
+    check(loss, [FIRST.weight, FIRST.bias], rounding=1e-6)
+
+
 def test_entries_know_their_module_and_their_function() -> None:
     recording = TapeRecording(lambda: "train.py:12")
     handles = [

@@ -61,7 +61,8 @@ a half as a rule. A norm in place of a root mean square is off by the root of th
 """
 
 MIN_SCALE = 1e-2
-"""Below this, the safety term that a normalising layer adds to the square of its input may outweigh it."""
+"""Below this size or deviation, the safety term that a normalising layer adds to the square of its input may outweigh
+it."""
 
 CONSTANT = 1e-3
 """Below this share of the weight's scale, the input was the same everywhere, as in a first call with zeros, so there is
@@ -208,6 +209,9 @@ def _keeps_scale(call: Call) -> bool | None:
     if flow.main is None or not flow.arguments or flow.arguments[0].shape != flow.main.shape:
         return None
     before, after = _scale(flow.arguments[0]), _scale(flow.main)
+    deviation = number(value_of(call.result, "deviation"))
+    if deviation is not None and deviation < MIN_SCALE:
+        return None
     if before is None or after is None or before < MIN_SCALE or after < CONSTANT * min(scale, shifted):
         return None
     return min(scale, shifted) / SCALE_BAND <= after <= max(scale, shifted) * SCALE_BAND

@@ -11,6 +11,10 @@ Note [Carried on]
 Sources report some values only when they change. A value is carried on until the next reading, so each step is an
 occasion for every value that was read before it.
 
+Note [Schedules of settings]
+A program may change a setting in each step (the weight decay of DINO grows). So a setting that changed counts as such
+in the next step, if it has stayed since. One that changes again follows a schedule, and is not judged any more.
+
 Known limitations: some programs unfreeze layers one by one, so a frozen parameter that becomes trainable is an optional
 practice. Freezing a trained parameter is a practice as well, but a rarer one, and nothing separates it from an
 accident.
@@ -58,10 +62,13 @@ class _Tracked:
     """One attribute of all its variables: the current values, and the old values of those that changed since each
     optimizer's last step. In `since`, None stands for a variable that did not exist then."""
 
+    is_setting: bool = False
     values: dict[str, _Value] = field(default_factory=dict)
     since: dict[str, dict[str, _Value | None]] = field(default_factory=dict)
     groups: dict[Facts, tuple[str, ...]] | None = None
     steps_of_scheduler: int = 0  # that it has outlasted; negative once a scheduler has changed it
+    open: dict[str, Facts] = field(default_factory=dict)  # settings that changed in the last step, with their context
+    planned: set[str] = field(default_factory=set)  # settings that changed in two steps in a row
 
     def not_scheduled(self, stayed: bool) -> bool:
         """Record a step of a scheduler, and return whether schedulers are known to leave this attribute alone."""
@@ -97,13 +104,28 @@ class _Tracked:
         for variable, old in changed.items():
             if old is not None and old.value != self.values[variable].value:
                 failed.setdefault(old.context, []).append(variable)
+        if self.is_setting:
+            failed = self._settled(failed)
         for context, variables in failed.items():
             yield context, tuple(variables), False
         if self.groups is None:
             self.groups = _grouped(self.values, ())
         unsure = {name for name, old in changed.items() if old is None or old.value != self.values[name].value}
+        unsure |= self.planned
         for context, names in (self.groups if not unsure else _grouped(self.values, unsure)).items():
             yield context, names, True
+
+    def _settled(self, changed: dict[Facts, list[str]]) -> dict[Facts, list[str]]:
+        """The settings that changed in the step before this one and have stayed since, see Note [Schedules of
+        settings]."""
+        now = {variable: context for context, variables in changed.items() for variable in variables}
+        self.planned.update(variable for variable in now if variable in self.open)
+        failed: dict[Facts, list[str]] = {}
+        for variable, context in self.open.items():
+            if variable not in self.planned:
+                failed.setdefault(context, []).append(variable)
+        self.open = {variable: context for variable, context in now.items() if variable not in self.planned}
+        return failed
 
 
 def _grouped(values: dict[str, _Value], without: set[str] | tuple[str, ...]) -> dict[Facts, tuple[str, ...]]:
@@ -147,14 +169,16 @@ class Constancy:
         for reading in live_readings:
             if _is_tracked(reading):
                 owner = call.receiver if reading.kind == "hyperparameter" else ""
-                self._tracked.setdefault((named(reading), owner), _Tracked()).take(reading)
+                self._tracked.setdefault((named(reading), owner), _Tracked(bool(owner))).take(reading)
         scheduled = self._scheduled.get(call.receiver, False)
         self._scheduled[call.receiver] = False
         for (quantity, owner), tracked in self._tracked.items():
             if owner not in ("", call.receiver):
                 continue
             outcomes = list(tracked.step(call.receiver))
-            if owner and scheduled and not tracked.not_scheduled(all(holds for _, _, holds in outcomes)):
+            stayed = not tracked.open and all(holds for _, _, holds in outcomes)
+            if owner and scheduled and not tracked.not_scheduled(stayed):
+                tracked.open.clear()
                 continue
             for context, variables, holds in outcomes:
                 subject, prop = _subject_and_property(quantity, frozen=_is_frozen(quantity, context))

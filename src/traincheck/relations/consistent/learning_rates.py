@@ -7,8 +7,8 @@ applied a step too late). So the first `FIRST_STEPS` steps of each optimizer are
 
 Note [Several schedulers]
 With several optimizers or several schedulers, nothing shows which of them belong together, so their agreement is not
-judged. After a gap, or in the first step, some of them may not have been seen yet: then only pairs that agree, or agreed
-before, count.
+judged. After a gap, or in the first step, some of them may not have been seen yet: then only pairs that agree, or
+agreed before, count.
 
 Known limitations: of several parameter groups, only the first is compared, because a scheduler reports that one.
 """

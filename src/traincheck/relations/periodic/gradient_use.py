@@ -17,7 +17,8 @@ Gradients of an attack on the inputs are meant to be lost: the model was called 
 its backward is left out. So are gradients that the program takes without an optimizer (`taken`, see
 sources/gradients/gradients.py). A scaler that skips an update uses gradients as well. A program may compute gradients
 once to look at them (a warm-up, an estimate of importance), so a gradient is lost only if it happens in two cycles from
-update to update. (What is wrong with whole layers is judged in model_use.py.)
+update to update. A program that sets single gradients to None, and updates the other parameters next, keeps these from
+learning on purpose (the last layer of DINO). (What is wrong with whole layers is judged in model_use.py.)
 
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 They are judged if other rules need gradients.
@@ -52,7 +53,7 @@ from traincheck.vocab.builtin_rules import (
     sentence_of,
 )
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import Call, Change, Window
+from traincheck.vocab.events import NO_CALL, Call, Change, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -84,6 +85,7 @@ class GradientUse(Part):
         self._updates = 0
         self._lost_in: dict[str, int] = {}  # by parameter: the number of updates when its gradient was lost
         self._used: set[str] = set()  # those of them that an update has used since
+        self._set_to_none: dict[str, int] = {}  # by parameter: the updates when the program took its gradient away
         self._empty_clipping: Call | None = None
         self._scaled_backwards: set[int] = set()  # of this window
         self._averages: list[int] = []  # the positions of collectives of this window that are still to come
@@ -172,6 +174,8 @@ class GradientUse(Part):
         for name in names:
             flags = self._flags.get(name, 0)
             if change.before != "some":
+                if self._set_to_none.pop(name, None) == self._updates:  # and no update followed
+                    flags = _FILLED
                 if is_held:
                     self._note_loss(name, flags, change, failures)
                 flags = 0
@@ -186,8 +190,12 @@ class GradientUse(Part):
     def _clear(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
         is_lost = value_of(change.context, "held") != "none" and value_of(change.context, "taken") is not True
         for name in names:
-            if is_lost:
-                self._note_loss(name, self._flags.get(name, 0), change, failures)
+            flags = self._flags.get(name, 0)
+            if is_lost and change.call == NO_CALL and change.after == "none":
+                if flags & _FILLED and not flags & _USED:
+                    self._set_to_none[name] = self._updates
+            elif is_lost:
+                self._note_loss(name, flags, change, failures)
             self._flags[name] = 0
 
     def _note_loss(self, name: str, flags: int, change: Change, failures: _Failures) -> None:

@@ -270,22 +270,27 @@ class ModuleSource(RecorderListener):
             facts_of_result = _without_parameters(facts_of_result)
         if before is not None and request.values.numbers and kinds_of_module(type(module).__name__):
             call.result = facts_of_result
-            self._record_scales(call, module)
+            self._record_scales(call, module, args)
             facts_of_result = call.result
         recorder.leave(call, facts_of_result)
 
-    def _record_scales(self, call: OpenCall, module: nn.Module) -> None:
+    def _record_scales(self, call: OpenCall, module: nn.Module, args: Any) -> None:
         """Record the root mean square that a normalizing layer gives its result by its parameters: `scale`, and
-        `shifted_scale` if the layer adds one to the weight."""
+        `shifted_scale` if the layer adds one to the weight. `deviation` is that of its input."""
+        first = next((argument for argument in args if isinstance(argument, torch.Tensor)), None)
 
-        def conclude(squares: list[float], _: NextSeq) -> None:
-            if squares:
-                weight, shifted, *rest = squares
-                scale, shifted_scale = (math.sqrt(square + sum(rest)) for square in (weight, shifted))
-                call.result = merged(call.result, scale=scale, shifted_scale=shifted_scale)
+        def conclude(fetched: list[float | None], _: NextSeq) -> None:
+            weight, shifted, *rest, deviation = fetched
+            offsets = sum(square for square in rest if square is not None)
+            scale, shifted_scale = (math.sqrt((square or 0.0) + offsets) for square in (weight, shifted))
+            known = {} if deviation is None else {"deviation": deviation}
+            call.result = merged(call.result, scale=scale, shifted_scale=shifted_scale, **known)
 
         with hidden_from_modes():
-            self._recorder.transfers.when_ready(self.name, mean_squares(module), conclude, call=call)
+            squares = mean_squares(module)
+            if squares:
+                read = [*squares, None if first is None else smallest_deviation(first)]
+                self._recorder.transfers.when_ready(self.name, read, conclude, call=call)
 
     def window_closing(self, cut: Cut) -> None:
         """After the first step, report models that it called unseen: a class may define `__call__` itself."""
@@ -447,6 +452,20 @@ def mean_squares(module: nn.Module) -> list[Any]:
     offsets = (tensor for name, tensor in weights.items() if "bias" in name)
     squares = [(tensor * tensor).mean() for tensor in (weight, weight + 1, *offsets)]
     return [float(square) if is_on_host(square) else DeferredValue((square,), float) for square in squares]
+
+
+def smallest_deviation(tensor: torch.Tensor) -> float | DeferredValue | None:
+    """The deviation of a tensor along its last dimension, or along all but the second one if that is smaller; perhaps
+    deferred, and None if it cannot be read. Call inside `hidden_from_modes()`."""
+    memory = readable_memory(tensor)
+    if memory is None or not memory.is_floating_point() or not memory.dim() or not memory.numel():
+        return None
+    dense = memory.float()
+    variances = [dense.var(-1, correction=0).mean()]
+    if dense.dim() > 1:
+        variances.append(dense.var([i for i in range(dense.dim()) if i != 1], correction=0).mean())
+    smallest = torch.stack(variances).amin().sqrt()
+    return float(smallest) if is_on_host(smallest) else DeferredValue((smallest,), float)
 
 
 _OWN_FRAMES = 2

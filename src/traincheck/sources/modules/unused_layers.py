@@ -2,8 +2,8 @@
 
 A layer with parameters is unused if its module's class has no method, except the constructor, that mentions the
 attribute. A class that reaches its layers by other names (`getattr`, `children()`, `_modules` ...) is left out, and so
-are the containers of torch. Code outside the class may call the layer as well, so the rule waits for calls
-(relations/periodic/model_use.py).
+are the containers of torch, and layers that are also part of another module (shared ones, kept by a second name). Code
+outside the class may call the layer as well, so the rule waits for calls (relations/periodic/model_use.py).
 """
 
 from __future__ import annotations
@@ -41,8 +41,17 @@ def unused_layers(model: nn.Module, outermost: str) -> Iterator[str]:
         if not mentioned.isdisjoint(_OTHER_WAYS):
             continue
         for name, layer in module._modules.items():
-            if layer is not None and name not in mentioned and has_parameters(layer):
+            if layer is None or name in mentioned or not has_parameters(layer):
+                continue
+            if not _is_elsewhere(layer, f"{path}.{name}" if path else name, model):
                 yield ".".join(filter(None, (outermost, plain_name(path), name)))
+
+
+def _is_elsewhere(layer: nn.Module, path: str, model: nn.Module) -> bool:
+    """Whether a layer, or one inside it, with parameters of its own, is also part of a module outside it."""
+    inside = {id(module) for module in layer.modules() if module._parameters}
+    named = model.named_modules(remove_duplicate=False)
+    return any(id(module) in inside and not f"{name}.".startswith(f"{path}.") for name, module in named)
 
 
 def _methods(cls: type) -> Iterator[Any]:
