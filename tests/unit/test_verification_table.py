@@ -102,7 +102,7 @@ def test_rows_say_what_was_found() -> None:
     assert [row[:4] for row in table] == [
         ("round trip", "Net", "4", "agrees"),
         ("forward again", "Net", "4", "wrong 1 of 4 times"),
-        ("later tokens", "Net", "4", "does not hold 4 of 4 times: outputs depend on later tokens, as in encoders"),
+        ("later tokens", "Net", "4", "does not hold 4 of 4 times: outputs depend on later tokens, which encoders mean"),
         ("padding", "Net", "0", "undecided: the model takes no mask; no padding"),
         ("derivative", "Net", "9", "agrees (undecided in part: layer.weight is too small)"),
     ]

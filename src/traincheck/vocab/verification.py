@@ -47,7 +47,7 @@ ROUND_TRIP = Experiment("round_trip", "a checkpoint that is loaded into a copy g
 SAMPLES = Experiment(
     "samples",
     "the output of a sample does not depend on other samples",
-    "outputs depend on other samples, as in contrastive models",
+    "outputs depend on other samples, which some models mean",
 )
 MIXED_SAMPLES = Experiment("mixed_samples", "a sample does not change the outputs of all others")
 PADDING = Experiment("padding", "masked padding does not change outputs", "masked padding changes outputs")
@@ -57,7 +57,7 @@ PADDING_LOSS = Experiment(
 LATER_TOKENS = Experiment(
     "later_tokens",
     "a later token does not change an earlier output",
-    "outputs depend on later tokens, as in encoders",
+    "outputs depend on later tokens, which encoders mean",
 )
 NEXT_TOKEN = Experiment("next_token", "the target of an output is the token after the last one that it depends on")
 
