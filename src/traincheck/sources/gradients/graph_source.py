@@ -59,7 +59,9 @@ class GraphSource:
         self._seen: dict[int, int] = {}  # backwards by the size of their graph
         self._texts: dict[int, set[int]] = {}  # hashes of the different descriptions of a size
         self._last_number = self._size = 0
-        self._known: dict[tuple[str, str], set[frozenset[str]]] = {}  # the graphs of modules of a kind, by attribute
+        self._reported_graphs: dict[
+            tuple[str, str], set[frozenset[str]]
+        ] = {}  # the graphs of modules of a kind, by attribute
         self._open: dict[tuple[str, str], _Open] = {}  # see Note [Branches that the data choose]
         self.describe: Callable[[Any, int], object] = _nothing
 
@@ -132,21 +134,22 @@ class GraphSource:
         by_kind: dict[tuple[str, str], dict[str, str]] = {}
         for path, attribute, text in texts:
             by_kind.setdefault((without_positions(path), attribute), {}).setdefault(text, path)
-        for place, paths in by_kind.items():
-            known, opened = self._known.setdefault(place, set()), self._open.pop(place, None)
+        for kind_and_attribute, paths in by_kind.items():
+            reported_graphs = self._reported_graphs.setdefault(kind_and_attribute, set())
+            opened = self._open.pop(kind_and_attribute, None)
             is_same = opened is not None and opened.paths.keys() == paths.keys()
             if opened is not None and not is_same:
-                self._graphs.report_together(NO_CALL, *place, opened.paths, UNSETTLED)
+                self._graphs.report_together(NO_CALL, *kind_and_attribute, opened.paths, UNSETTLED)
             graph = frozenset(paths)
-            if known and graph not in known and self._backwards > SETTLED and not is_same:
-                self._open[place] = _Open(paths, self._backwards)
+            if reported_graphs and graph not in reported_graphs and self._backwards > SETTLED and not is_same:
+                self._open[kind_and_attribute] = _Open(paths, self._backwards)
             else:
-                known.add(graph)
-                self._graphs.report_together(call, *place, paths)
-        for place, opened in list(self._open.items()):
+                reported_graphs.add(graph)
+                self._graphs.report_together(call, *kind_and_attribute, paths)
+        for kind_and_attribute, opened in list(self._open.items()):
             if self._backwards - opened.backward >= MAX_OPEN:
-                del self._open[place]
-                self._graphs.report_together(NO_CALL, *place, opened.paths, UNSETTLED)
+                del self._open[kind_and_attribute]
+                self._graphs.report_together(NO_CALL, *kind_and_attribute, opened.paths, UNSETTLED)
 
 
 def _nothing(tensors: Any, call: int) -> None:

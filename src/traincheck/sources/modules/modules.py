@@ -283,8 +283,8 @@ class ModuleSource(RecorderListener):
             weight, shifted, *rest, deviation = fetched
             offsets = sum(square for square in rest if square is not None)
             scale, shifted_scale = (math.sqrt((square or 0.0) + offsets) for square in (weight, shifted))
-            known = {} if deviation is None else {"deviation": deviation}
-            call.result = merged(call.result, scale=scale, shifted_scale=shifted_scale, **known)
+            of_input = {} if deviation is None else {"deviation": deviation}
+            call.result = merged(call.result, scale=scale, shifted_scale=shifted_scale, **of_input)
 
         with hidden_from_modes():
             squares = mean_squares(module)

@@ -217,10 +217,10 @@ class ReplaySource(ExperimentSource, RecorderListener):
         call.returns(output)
         if not tensors_in(output):  # an object of the program, such as a distribution
             self._release(lambda other: other is call)
-            why = "a call of it returned nothing, or raised an exception"
+            reason = "a call of it returned nothing, or raised an exception"
             if output is not None:
-                why = f"TrainCheck finds no tensors in its result ({type(output).__name__})"
-            self._give_up(call.name, why)
+                reason = f"TrainCheck finds no tensors in its result ({type(output).__name__})"
+            self._give_up(call.name, reason)
 
     def _needs_backward_end(self) -> bool | None:
         """Return a token where the end of a backward matters: for a captured call, or a call of another rank."""

@@ -128,16 +128,16 @@ def _own_attributes(module: nn.Module) -> dict[str, Any]:
 
 def _held_by(values: Iterable[tuple[nn.Module, Mapping[str, Any]]]) -> list[Any]:
     """The objects that the attributes of modules hold, each once, without modules and what has no state."""
-    found: dict[int, Any] = {}
+    held_objects: dict[int, Any] = {}
     layer = [value for _, own in values for value in own.values()]
     for _ in range(_DEPTH):
         inner: list[Any] = []
         for value in layer:
-            if id(value) in found or type(value) in _STATELESS or isinstance(value, nn.Module):
+            if id(value) in held_objects or type(value) in _STATELESS or isinstance(value, nn.Module):
                 continue
-            found[id(value)] = value
-            if len(found) >= _MAX_HELD:
-                return list(found.values())
+            held_objects[id(value)] = value
+            if len(held_objects) >= _MAX_HELD:
+                return list(held_objects.values())
             if isinstance(value, dict):
                 inner += islice(value.values(), _MAX_HELD)
             elif isinstance(value, (list, tuple, set, deque)):
@@ -145,7 +145,7 @@ def _held_by(values: Iterable[tuple[nn.Module, Mapping[str, Any]]]) -> list[Any]
             elif type(own := getattr(value, "__dict__", None)) is dict:
                 inner += own.values()
         layer = inner
-    return list(found.values())
+    return list(held_objects.values())
 
 
 @contextmanager
