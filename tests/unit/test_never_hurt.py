@@ -7,6 +7,7 @@ import gc
 import io
 import itertools
 import pickle
+import random
 import sys
 import threading
 import types
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -184,9 +186,10 @@ class Weighted(nn.Module):
     def __init__(self, weights: object) -> None:
         super().__init__()
         self.layer, self.weights, self.draws = nn.Linear(4, 3), weights, torch.Generator().manual_seed(0)
+        self.others = (random.Random(0), np.random.default_rng(0), np.random.RandomState(0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        noise = torch.randn(x.shape, generator=self.draws)
+        noise = torch.randn(x.shape, generator=self.draws) + sum(draws.random() for draws in self.others)
         return self.layer(x + noise) * next(self.weights)  # type: ignore[call-overload, no-any-return]
 
 

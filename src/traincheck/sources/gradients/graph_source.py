@@ -38,6 +38,10 @@ SEVERAL_THREADS = -1
 """Where several threads train, a graph may change while it is read, so none is described."""
 
 
+_Place = tuple[str, str]
+"""Modules of a kind, and an attribute of their graphs."""
+
+
 class _Open(NamedTuple):
     """A new graph of the modules of a kind: the names by text, and the number of its backward."""
 
@@ -59,10 +63,8 @@ class GraphSource:
         self._seen: dict[int, int] = {}  # backwards by the size of their graph
         self._texts: dict[int, set[int]] = {}  # hashes of the different descriptions of a size
         self._last_number = self._size = 0
-        self._reported_graphs: dict[
-            tuple[str, str], set[frozenset[str]]
-        ] = {}  # the graphs of modules of a kind, by attribute
-        self._open: dict[tuple[str, str], _Open] = {}  # see Note [Branches that the data choose]
+        self._reported_graphs: dict[_Place, set[frozenset[str]]] = {}
+        self._open: dict[_Place, _Open] = {}  # see Note [Branches that the data choose]
         self.describe: Callable[[Any, int], object] = _nothing
 
     def offers(self) -> str | None:

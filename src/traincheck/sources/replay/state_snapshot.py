@@ -85,11 +85,7 @@ class ModuleAttributes:
         held = _held_by(self._values)
         self._contents = [(value, value.copy()) for value in held if type(value) in _CONTAINERS]
         self._objects = [(own, dict(own)) for value in held if type(own := getattr(value, "__dict__", None)) is dict]
-        self._generators = [
-            (value, value.get_state() if isinstance(value, torch.Generator) else value.getstate())
-            for value in held
-            if isinstance(value, torch.Generator | random.Random)
-        ]
+        self._generators = [(value, state) for value in held if (state := _state_of_generator(value)) is not None]
         with hidden_from_modes():
             tensors = [t for t in held if type(t) is torch.Tensor and is_copyable(t)]
         self._tensors = [(t, t._version, t.detach().clone()) for t in tensors]
@@ -106,10 +102,28 @@ class ModuleAttributes:
                 held.clear()
                 held.extend(content) if isinstance(held, (list, deque)) else held.update(content)
         for generator, state in self._generators:
-            generator.set_state(state) if isinstance(generator, torch.Generator) else generator.setstate(state)
+            _restore_generator(generator, state)
         for tensor, version, value in self._tensors:
             if tensor._version != version:
                 tensor.data.copy_(value)
+
+
+def _state_of_generator(value: Any) -> Any:
+    """The state of a random generator of torch, Python or numpy; None for other objects."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return getattr(getattr(value, "_bit_generator", None), "state", None)
+
+
+def _restore_generator(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator._bit_generator.state = state
 
 
 def iterator_of(modules: Iterable[nn.Module]) -> str:
