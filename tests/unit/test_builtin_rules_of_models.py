@@ -223,6 +223,34 @@ def layers_set_the_seed() -> None:
     stacked(blocks=[Seeded(), Seeded()])
 
 
+class SharesLayers(nn.Module):
+    """Keeps the list of layers that it gets, and calls them as parts of others (TabNet)."""
+
+    def __init__(self, shared: nn.ModuleList) -> None:
+        super().__init__()
+        self.shared = shared
+        self.steps = nn.ModuleList(nn.Sequential(layer, nn.ReLU()) for layer in shared)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class WithSharedLayers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.blocks = nn.Sequential(SharesLayers(shared), SharesLayers(shared))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.blocks(x))
+
+
+def layers_have_a_second_name() -> None:
+    trained(WithSharedLayers())
+
+
 def layers_do_not_set_the_seed() -> None:
     stacked(blocks=[Seeded(seeds=False), Seeded(seeds=False)])
 
@@ -398,6 +426,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         a_layer_is_called,
         a_layer_is_called_later,
         a_layer_is_called_from_outside,
+        layers_have_a_second_name,
         layers_do_not_set_the_seed,
         layers_are_copies,
         layers_take_their_weights_from_others,

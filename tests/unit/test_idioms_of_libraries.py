@@ -235,6 +235,30 @@ def test_gradients_inside_a_custom_backward_are_not_added_up(tmp_path: Path) -> 
     assert run.findings == [] and run.verdicts, run
 
 
+class NormalizesEmbeddings(nn.Module):
+    """Normalizes features that hardly differ yet, as those of new embeddings (DIN)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm, self.head = nn.Embedding(50, 16), nn.BatchNorm1d(16, eps=1e-8), nn.Linear(16, 3)
+        nn.init.normal_(self.embedding.weight, mean=0.5, std=3e-5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embedding(tokens)))
+
+
+def test_a_normalization_of_nearly_equal_features_is_clean(tmp_path: Path) -> None:
+    def program() -> None:
+        model = NormalizesEmbeddings()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randint(50, (32,))), torch.arange(32) % 3).backward()
+            optimizer.step()
+
+    assert not errors_of(tmp_path, program)
+
+
 class OwnBuffers(Net):
     """Has an attribute with the name of a method of torch (the wrapper of Megatron)."""
 
