@@ -358,6 +358,17 @@ def test_several_schedulers_or_optimizers_give_no_rate() -> None:
     assert of(script, SCHEDULED) == []
 
 
+def test_an_optimizer_that_steps_first_need_not_have_the_scheduler() -> None:
+    script = Script()
+    script.window()
+    script.schedule(("scheduler.lr", "StepLR", 0.05))
+    script.step(rate(0.3, "Adam"), receiver="Adam")
+    script.step(rate(0.05))
+    script.window().step(rate(0.3, "Adam"), receiver="Adam")
+    script.step(rate(0.05))
+    assert False not in verdicts(of(script, SCHEDULED), AGREES)
+
+
 def behind_a_gap(script: Script, lost: int) -> list[bool]:
     """Return the verdicts on a script with one missing window."""
     windows = [window for window in script.windows if window.index != lost]
