@@ -16,6 +16,7 @@ from traincheck.checking.evidence import (
     unclipped_gradients,
 )
 from traincheck.checking.memory_limit import MemoryLimit
+from traincheck.checking.passing_failures import PassingFailures
 from traincheck.checking.suspended_rules import SuspendedRules
 from traincheck.relations.base import compares_ranks, needed
 from traincheck.vocab.availability import Absence
@@ -81,6 +82,7 @@ class Engine:
         self._limits = {name: MemoryLimit(relation) for name, relation in self._relations}
         self.unknown = tuple(sorted(set(self._deployed) - set(classes)))
         self._suspended = SuspendedRules(invariants, classes)
+        self._passing = PassingFailures(self.outcome.tried)
 
     def feed(self, window: Window) -> list[Violation]:
         """Judge one window; the violations in it, one for each invariant that failed."""
@@ -128,10 +130,12 @@ class Engine:
             for occasion in occasions:
                 for rule in () if occasion.unsettled else self._failing(deployed, occasion):
                     failures.setdefault(rule.id, (rule, []))[1].append(occasion)
-        violations = [
-            _violation(rule, occasions, window, self._alternatives(rule, occasions), between)
-            for rule, occasions in failures.values()
-        ]
+        violations = self._passing.confirmed(
+            [
+                (_violation(rule, occasions, window, self._alternatives(rule, occasions), between), len(occasions))
+                for rule, occasions in failures.values()
+            ]
+        )
         for violation in violations:
             self._keep(violation)
         return violations
