@@ -213,6 +213,39 @@ def test_what_a_model_holds_is_not_advanced_by_experiments(weights: Callable[[],
         assert losses() == expected
 
 
+class Sums:
+    def __init__(self) -> None:
+        self.count, self.total, self.names = 0, torch.zeros(3), ["begin"]
+
+
+class WithSums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.total, self.sums = nn.Linear(4, 3), torch.zeros(3), Sums()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.sums.count
+
+
+def test_what_the_program_writes_after_a_call_stays(tmp_path: Path) -> None:
+    """An experiment goes back to the begin of the call, and must return to what was written since."""
+    with traincheck.checked(tmp_path, packs="shipped", verify_every=1) as run:
+        model = WithSums()
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(6):
+            optimizer.zero_grad()
+            outputs = model(torch.randn(8, 4))
+            model.total.add_(1)
+            model.sums.total.add_(1)
+            model.sums.count += 1
+            model.sums.names = [*model.sums.names, str(step)]
+            nn.functional.cross_entropy(outputs, torch.arange(8) % 3).backward()
+            optimizer.step()
+    assert run.report is not None and "forward" in {row.experiment for row in run.report.verification if row.times}
+    assert model.sums.count == 6 and len(model.sums.names) == 7
+    assert model.total.tolist() == model.sums.total.tolist() == [6.0, 6.0, 6.0]
+
+
 @pytest.fixture
 def observed() -> Iterator[Seen]:
     with observing() as seen:

@@ -83,7 +83,7 @@ class RestorableCall:
 
         The later state returns after the block. Errors inside are raised as CannotReplay.
         """
-        now, attributes = RandomStates(), ModuleAttributes(self.modules)
+        now, attributes = RandomStates(), ModuleAttributes(self.modules, also=self._attributes)
         try:
             with without_hooks(self.modules, parameters), self._buffers_as_they_were():
                 self._attributes.restore()
@@ -97,7 +97,7 @@ class RestorableCall:
             raise CannotReplay(f"{type(error).__name__}: {error}{note}") from error
         finally:
             now.restore()
-            attributes.restore()
+            attributes.restore(unseen_writes=True)
 
     @contextmanager
     def executing(

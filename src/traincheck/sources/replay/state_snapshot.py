@@ -77,21 +77,32 @@ class RandomStates:
 
 
 class ModuleAttributes:
-    """The attributes of modules, with the contents of tensors, containers, random generators and other objects that
-    they hold, up to `_DEPTH` levels deep."""
+    """The attributes of modules, with the contents of tensors, and of containers, random generators and other objects
+    that they hold, up to `_DEPTH` levels deep. (Tensors inside other objects may be as large as the model.)"""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], also: ModuleAttributes | None = None) -> None:
+        """Save the attributes of modules, and also the objects that an earlier instance has saved, as they are now."""
         self._values = [(module, _own_attributes(module)) for module in modules]
-        held = _held_by(self._values)
-        self._contents = [(value, value.copy()) for value in held if type(value) in _CONTAINERS]
-        self._objects = [(own, dict(own)) for value in held if type(own := getattr(value, "__dict__", None)) is dict]
-        self._generators = [(value, state) for value in held if (state := _state_of_generator(value)) is not None]
+        attributes = [value for _, own in self._values for value in own.values()]
         with hidden_from_modes():
-            tensors = [t for t in held if type(t) is torch.Tensor and is_copyable(t)]
-        self._tensors = [(t, t._version, t.detach().clone()) for t in tensors]
+            tensors = [t for t in attributes if type(t) is torch.Tensor and is_copyable(t)]
+        self._held: list[Any] = _held_by(self._values)
+        if also is not None:
+            self._held = _distinct([*self._held, *also._held])
+            tensors = _distinct([*tensors, *(tensor for tensor, _, _ in also._tensors)])
+        self._contents = [(value, value.copy()) for value in self._held if type(value) in _CONTAINERS]
+        self._objects = [
+            (own, dict(own)) for value in self._held if type(own := getattr(value, "__dict__", None)) is dict
+        ]
+        self._generators = [(value, state) for value in self._held if (state := _state_of_generator(value)) is not None]
+        with hidden_from_modes():
+            self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = [
+                (tensor, tensor._version, tensor.detach().clone()) for tensor in tensors
+            ]
 
-    def restore(self) -> None:
-        """Have the modules keep this again."""
+    def restore(self, *, unseen_writes: bool = False) -> None:
+        """Have the modules keep this again. `unseen_writes`: tensors may have been written to without a new version,
+        as this method does."""
         for module, values in self._values:
             own = vars(module)
             for name in [name for name in own if name not in values and name not in _MODULE_INTERNALS]:
@@ -104,7 +115,7 @@ class ModuleAttributes:
         for generator, state in self._generators:
             _restore_generator(generator, state)
         for tensor, version, value in self._tensors:
-            if tensor._version != version:
+            if unseen_writes or tensor._version != version:
                 tensor.data.copy_(value)
 
 
@@ -134,6 +145,11 @@ def iterator_of(modules: Iterable[nn.Module]) -> str:
         (type(value).__name__ for value in held if hasattr(type(value), "__next__") and not hasattr(value, "__dict__")),
         "",
     )
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """The objects among `values`, each once."""
+    return list({id(value): value for value in values}.values())
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:
