@@ -91,9 +91,7 @@ class ModuleAttributes:
             self._held = _distinct([*self._held, *also._held])
             tensors = _distinct([*tensors, *(tensor for tensor, _, _ in also._tensors)])
         self._contents = [(value, value.copy()) for value in self._held if type(value) in _CONTAINERS]
-        self._objects = [
-            (own, dict(own)) for value in self._held if type(own := getattr(value, "__dict__", None)) is dict
-        ]
+        self._objects = [(own, dict(own)) for value in self._held if (own := _dict_of(value)) is not None]
         self._generators = [(value, state) for value in self._held if (state := _state_of_generator(value)) is not None]
         with hidden_from_modes():
             self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = [
@@ -125,7 +123,12 @@ def _state_of_generator(value: Any) -> Any:
         return value.get_state()
     if isinstance(value, random.Random):
         return value.getstate()
-    return getattr(getattr(value, "_bit_generator", None), "state", None)
+    return value._bit_generator.state if _is_of_numpy(value) else None
+
+
+def _is_of_numpy(value: Any) -> bool:
+    """Whether a value is a random generator of numpy."""
+    return type(value).__module__.startswith("numpy.random") and hasattr(value, "_bit_generator")
 
 
 def _restore_generator(generator: Any, state: Any) -> None:
@@ -142,7 +145,7 @@ def iterator_of(modules: Iterable[nn.Module]) -> str:
     without one."""
     held = _held_by([(module, _own_attributes(module)) for module in modules])
     return next(
-        (type(value).__name__ for value in held if hasattr(type(value), "__next__") and not hasattr(value, "__dict__")),
+        (type(value).__name__ for value in held if hasattr(type(value), "__next__") and _dict_of(value) is None),
         "",
     )
 
@@ -172,10 +175,19 @@ def _held_by(values: Iterable[tuple[nn.Module, Mapping[str, Any]]]) -> list[Any]
                 inner += islice(value.values(), _MAX_HELD)
             elif isinstance(value, (list, tuple, set, deque)):
                 inner += islice(value, _MAX_HELD)
-            elif type(own := getattr(value, "__dict__", None)) is dict:
+            elif (own := _dict_of(value)) is not None:
                 inner += own.values()
         layer = inner
     return list(held_objects.values())
+
+
+def _dict_of(value: Any) -> dict[str, Any] | None:
+    """The attributes that an object has for itself. No method of its class runs, which might create some."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
 
 
 @contextmanager

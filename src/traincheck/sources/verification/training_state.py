@@ -21,7 +21,7 @@ Restore = Callable[[], Any]
 class TrainingState:
     """The state of a model and its optimizer at the time of construction, with that of all random streams.
 
-    Known limitations: of other objects that a module or the optimizer holds, only tensors, dicts and lists are saved.
+    Known limitations: of other objects that the optimizer holds, only tensors, dicts and lists are saved.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
