@@ -1,10 +1,17 @@
-"""Checks windows against deployed rules: finds the occasions on which a property should hold and does not."""
+"""Checks windows against deployed rules: finds the occasions on which a property should hold and does not.
+
+Note [Failures that pass]
+A function may call others for some batches only: it needs no mask for a batch without padding. Three runs of one
+program may not show such a batch. An error in the program stays. So a rule of one program about the calls that a
+function makes is reported only if it fails twice in a row, once it has held often enough. (For the operations of
+modules, see Note [Branches that the data choose] in sources/gradients/graph_source.py.)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from traincheck import plugins
 from traincheck.checking.deployed_rules import DeployedRule, DeployedRules, RuleCounts
@@ -16,16 +23,15 @@ from traincheck.checking.evidence import (
     unclipped_gradients,
 )
 from traincheck.checking.memory_limit import MemoryLimit
-from traincheck.checking.passing_failures import PassingFailures
 from traincheck.checking.suspended_rules import SuspendedRules
 from traincheck.relations.base import compares_ranks, needed
 from traincheck.vocab.availability import Absence
 from traincheck.vocab.demand import Demand, union_of
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
-from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.invariant import PIPELINE, Invariant
 from traincheck.vocab.occasion import Occasion
-from traincheck.vocab.properties import Evidence, band_of, elements_of, traits_of
+from traincheck.vocab.properties import CONTAINS_CALL, Evidence, band_of, elements_of, traits_of
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 MAX_VIOLATIONS = 200
@@ -65,6 +71,56 @@ def demand_of(invariants: Iterable[Invariant]) -> Demand:
     subjects = {(rule.relation, rule.subject, rule.property) for rule in invariants}
     relations = plugins.load("traincheck.relations", {name for name, _, _ in subjects})
     return union_of(needed(relations[name], subject, prop) for name, subject, prop in subjects if name in relations)
+
+
+HELD_OFTEN = 10
+"""Occasions on which a rule has held before a failure may pass."""
+
+
+class _Open(NamedTuple):
+    """A violation, how often the rule was judged by then, and how often it failed in that window."""
+
+    violation: Violation
+    triggered: int
+    failures: int
+
+
+class PassingFailures:
+    """The violations that wait for the next occasion of their rule, see Note [Failures that pass]."""
+
+    def __init__(self, counts: Mapping[str, RuleCounts]) -> None:
+        self._counts = counts
+        self._open: dict[str, _Open] = {}
+
+    def confirmed(self, violations: Sequence[tuple[Violation, int]]) -> list[Violation]:
+        """The violations of a window that count, each given with the number of its failures; and earlier ones that
+        were held back and have been followed by another one."""
+        if not self._open and not violations:
+            return []
+        failing = {violation.invariant.id for violation, _ in violations}
+        repeated = {name: self._open.pop(name) for name in failing.intersection(self._open)}
+        self._open = {
+            name: opened
+            for name, opened in self._open.items()
+            if self._counts[name].triggered == opened.triggered  # else the rule has held since
+        }
+        for name, opened in repeated.items():
+            self._counts[name].failed += opened.failures
+        counting = [opened.violation for opened in repeated.values()]
+        for violation, failures in violations:
+            counts = self._counts[violation.invariant.id]
+            has_held = counts.triggered - counts.failed >= HELD_OFTEN
+            if violation.invariant.id in repeated or not (has_held and _depends_on_data(violation.invariant)):
+                counting.append(violation)
+                continue
+            counts.failed -= failures
+            self._open[violation.invariant.id] = _Open(violation, counts.triggered, failures)
+        return counting
+
+
+def _depends_on_data(rule: Invariant) -> bool:
+    """Whether data may decide if a rule holds, as good runs of one program do not show."""
+    return rule.scope == PIPELINE and rule.property.verb == CONTAINS_CALL
 
 
 class Engine:

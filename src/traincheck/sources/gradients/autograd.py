@@ -162,6 +162,8 @@ class AutogradSource:
         self._thread = threading.get_ident()
         loss = args[0] if args else kwargs.get("tensors")
         self._graphs.describe(loss, opened.call.seq)
+        if self._gradients.on_loss is not None:
+            self._gradients.on_loss(loss)
         if self._autocast is not None and self._autocast.has_regions:
             self._autocast.backward_begins(loss, opened.call.seq)
         return opened

@@ -58,7 +58,6 @@ class CutGradients:
         self._gradients = gradients
         self._recorder = recorder
         self._note = recorder.guarded(source, self._note_detached)
-        self._look = recorder.guarded(source, self._look_at_losses)
         self._patches = UndoStack()
         self._suspects: dict[str, dict[int, tuple[Variable, int | None]]] = {}  # by optimizer and id of the parameter
         self._sites: dict[int, str] = {}  # by id of a suspect: where something computed from it was detached
@@ -76,6 +75,7 @@ class CutGradients:
             self._sites.clear()
             self._functions.clear()
             self._patches.close()
+            self._gradients.on_loss = None
 
     def step_ends(self, optimizer: str) -> None:
         """An optimizer that is not done has stepped."""
@@ -133,7 +133,7 @@ class CutGradients:
         self._patches = UndoStack()
         for method in METHODS:
             replace(self._patches, torch.Tensor, method, self._noting)
-        replace(self._patches, torch.autograd, "backward", self._looking)
+        self._gradients.on_loss = self._look_at_losses
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -155,15 +155,7 @@ class CutGradients:
 
     # -- custom functions ------------------------------------------------------------------------------------------
 
-    def _looking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            self._look(*args, **kwargs)
-            return function(*args, **kwargs)
-
-        return backward
-
-    def _look_at_losses(self, tensors: Any = (), *_: Any, **__: Any) -> None:
+    def _look_at_losses(self, tensors: Any) -> None:
         losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
         with hidden_from_modes():
             for loss in losses:

@@ -96,6 +96,8 @@ class Gradients:
         self._last_steps: dict[str, tuple[int, int]] = {}  # by optimizer: backwards and updates up to its last step
         self.on_clipped: Callable[[], None] | None = None
         """Called after a torch function clipped gradients, see manual_updates.py."""
+        self.on_loss: Callable[[Any], None] | None = None
+        """Called with the losses of each backward before it begins, see cut_gradients.py."""
         self.float16_called = False
         """Whether a module was called under float16 autocast since the last backward."""
         self.has_leaf_input = False
