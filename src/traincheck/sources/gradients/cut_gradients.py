@@ -79,6 +79,8 @@ class CutGradients:
 
     def step_ends(self, optimizer: str) -> None:
         """An optimizer that is not done has stepped."""
+        if self._suspects:
+            self._drop_gone()
         suspects = self._suspects.pop(optimizer, None)
         if suspects is None:
             suspects = self._without_gradient(optimizer)
@@ -91,6 +93,12 @@ class CutGradients:
             self._judge(suspects)
             self._stop()
         self.done.add(optimizer)
+
+    def _drop_gone(self) -> None:
+        """Wait no longer for the second step of optimizers that are gone."""
+        living = {name for name, _ in self._catalog.optimizers()}
+        self._suspects = {name: suspects for name, suspects in self._suspects.items() if name in living}
+        self._stop()
 
     def _without_gradient(self, optimizer: str) -> dict[int, tuple[Variable, int | None]]:
         """The parameters of called modules that only this optimizer holds, and that have no gradient."""
