@@ -54,6 +54,7 @@ SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "nev
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
 UNSET_STATISTICS, AVERAGE, DECAY_OF_GROUPS = "unset_statistics", "average", "decay_of_groups"
+REPLACED_OVER_SAMPLES = "replaced_over_samples"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -66,6 +67,7 @@ LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS, UNSET = (
 ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
+REPLACED_WITHOUT_LOADER = f"optimizer.{REPLACED_OVER_SAMPLES}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
@@ -159,6 +161,7 @@ REPORTED_ERRORS = {
     IDLE_AUTOCAST: CASTS,
     COPIES: SAME_COPIES,
     MISPLACED_DECAY: DECAYS_MATRICES,
+    REPLACED_WITHOUT_LOADER: KEEPS_STATE,
 }
 """The property that each of these readings violates."""
 

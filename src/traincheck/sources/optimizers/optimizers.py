@@ -45,7 +45,7 @@ from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.builtin_rules import CUT_OFF, DECAY_OF_GROUPS, PARAMETER, REPLACED
+from traincheck.vocab.builtin_rules import CUT_OFF, DECAY_OF_GROUPS, PARAMETER, REPLACED, REPLACED_OVER_SAMPLES
 from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change, Reading
 from traincheck.vocab.facts import Facts, facts, merged
@@ -187,9 +187,11 @@ class OptimizerSource(RecorderListener):
 
     def _note_built(self, optimizer: Any, name: str) -> None:
         if self._replaced is None:
-            from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers  # not before an optimizer
+            from traincheck.sources.data.trained_samples import TrainedSamples  # not before an optimizer
+            from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers
 
-            self._replaced = ReplacedOptimizers()
+            self._replaced = ReplacedOptimizers(TrainedSamples(self._recorder))
+            self._gradients.samples = self._replaced.samples
         with hidden_from_modes():
             built_with = [settings(group) for group in optimizer.param_groups]
             self._replaced.built(name, optimizer, self._recorder.sites.here(), built_with)
@@ -197,9 +199,11 @@ class OptimizerSource(RecorderListener):
     def _report_replaced(self, optimizer: Any, name: str, call: int) -> None:
         assert self._replaced is not None
         with hidden_from_modes():
-            former = self._replaced.first_step_begins(name, optimizer, self._recorder.steps.passes_ended)
-        if former:
-            reading = Reading(self._recorder.next_seq(), call, name, OPTIMIZER, REPLACED, former)
+            replaced = self._replaced.first_step_begins(name, optimizer, self._recorder.steps.passes_ended)
+        if replaced is not None and not self._catalog.is_pruned(name):
+            attribute = REPLACED_OVER_SAMPLES if replaced.over_samples else REPLACED
+            seq, context = self._recorder.next_seq(), facts(site=replaced.site)
+            reading = Reading(seq, call, name, OPTIMIZER, attribute, replaced.name, context=context)
             self._recorder.record_reading(reading)
 
     def _optimizer_gone(self, name: str) -> None:
