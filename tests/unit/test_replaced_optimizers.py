@@ -177,6 +177,12 @@ def prune_and_train(step: Callable[[nn.Module], None]) -> None:
     built_in_each_pass(model=model, after=step)
 
 
+def averaged_by_hand(model: nn.Module) -> None:
+    """Ranks that train on their own average their parameters after each round (local SGD)."""
+    for parameter in model.parameters():
+        parameter.data.mul_(0.9)
+
+
 def validated_across() -> None:
     """Each fold has a new model; its samples are nearly those of other folds."""
     x, y = samples(48)
@@ -226,6 +232,7 @@ def labelled_data_grow() -> None:
         of_one_client,
         functools.partial(prune_and_train, pruned_by_torch),
         functools.partial(prune_and_train, pruned_by_hand),
+        functools.partial(built_in_each_pass, after=averaged_by_hand),
         validated_across,
         a_model_is_reset,
         a_second_stage_trains_more_slowly,

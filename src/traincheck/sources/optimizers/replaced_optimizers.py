@@ -19,7 +19,7 @@ import torch
 from traincheck.sources.data.trained_samples import TrainedSamples
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.deferred_values import is_on_host
-from traincheck.sources.tensors.reading import local_tensor
+from traincheck.sources.tensors.reading import leading_floats, local_tensor, starts_with
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.facts import FactValue
 
@@ -43,7 +43,8 @@ class Replaced(NamedTuple):
 
 class _Life:
     """An optimizer: how it was built, and what its steps so far have shown. `steps` counts them by the passes over data
-    that had ended. `batches` are those before the optimizer was built, and those up to its last step."""
+    that had ended. `batches` are those before the optimizer was built, and those up to its last step.
+    `version` and `leading` are the writes to its first parameter up to that step, and the first elements it left."""
 
     __slots__ = (
         "batches",
@@ -51,6 +52,7 @@ class _Life:
         "first",
         "has_state",
         "last",
+        "leading",
         "name",
         "number",
         "settings",
@@ -70,10 +72,28 @@ class _Life:
         self.batches = (0, 0)
         self.steps: Counter[int] = Counter()
         self.version: int | None = None
+        self.leading: torch.Tensor | None = None
 
     def lasted_one_pass(self) -> bool:
         """Whether the optimizer stepped in a single pass. A loader that fetches ahead ends it before the last step."""
         return len(self.steps) == 1 or (len(self.steps) == _WITH_LAST_STEP and min(self.steps.values()) == 1)
+
+    def note_values(self) -> None:
+        """Note the values that a step leaves. This runs in each step."""
+        first = self.first()
+        try:
+            self.version = None if first is None else first._version
+            elements = None if first is None or not is_on_host(first) else leading_floats(first)
+            self.leading = None if elements is None else elements.clone()
+        except RuntimeError:
+            self.version = None
+
+    def is_unchanged(self) -> bool:
+        """Whether the first parameter is as the last step left it. torch does not count writes through `.data`."""
+        first = self.first()
+        if first is None or self.version is None or version_of(first) != self.version:
+            return False
+        return self.leading is None or starts_with(first, self.leading)
 
     def is_succeeded_by(self, other: _Life) -> bool:
         """Whether another optimizer was built in the same way for the same parameters."""
@@ -124,11 +144,9 @@ class ReplacedOptimizers:
         former = None if life is None else self._latest.get(life.site)
         if life is None or former is None or optimizer.state or not former.is_succeeded_by(life):
             return None
-        first = life.first()
-        unchanged = first is not None and former.version is not None and version_of(first) == former.version
         in_next_pass = former.lasted_one_pass() and passes > former.steps.most_common(1)[0][0]
         over_samples = self.samples.came_again(*former.batches)
-        if not unchanged or not former.has_state or not (in_next_pass or over_samples):
+        if not former.has_state or not (in_next_pass or over_samples) or not former.is_unchanged():
             return None
         return Replaced(former.name, life.site, not in_next_pass) if _zeros(optimizer) <= former.zeros else None
 
@@ -145,11 +163,8 @@ class ReplacedOptimizers:
         if len(life.steps) <= _WITH_LAST_STEP:  # with more, it has lasted for several passes
             life.steps[passes] += 1
         life.batches = (life.batches[0], self.samples.batches)
-        first = life.first()
-        try:  # this runs in each step
-            life.version = None if first is None else first._version
-        except RuntimeError:
-            life.version = None
+        if life.lasted_one_pass():
+            life.note_values()
 
 
 def _has_state(optimizer: Any) -> bool:
