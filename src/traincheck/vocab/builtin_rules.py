@@ -19,6 +19,7 @@ from traincheck.vocab.properties import (
     HAS_TAKEN_EFFECT,
     IS_CURRENT,
     IS_LOADED,
+    IS_LOWER,
     IS_NOT_ZERO,
     IS_READ,
     IS_WRITTEN,
@@ -52,7 +53,8 @@ UNUSED_GRADIENTS, IDLE_OPTIMIZER, UNINITIALISED = "unused_gradients", "idle_opti
 SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "never_stepped", "idle_region"
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
-UNSET_STATISTICS, AVERAGE = "unset_statistics", "average"
+UNSET_STATISTICS, AVERAGE, DECAY_OF_GROUPS = "unset_statistics", "average", "decay_of_groups"
+REPLACED_OVER_SAMPLES = "replaced_over_samples"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -65,8 +67,9 @@ LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS, UNSET = (
 ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
+REPLACED_WITHOUT_LOADER = f"optimizer.{REPLACED_OVER_SAMPLES}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
-NO_AVERAGE = f"{MODEL}.{AVERAGE}"
+NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
@@ -140,6 +143,7 @@ EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
+DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
 REPORTED_ERRORS = {
     IDLE: USED,
@@ -156,6 +160,8 @@ REPORTED_ERRORS = {
     UNSTEPPED_SCHEDULER: IS_STEPPED,
     IDLE_AUTOCAST: CASTS,
     COPIES: SAME_COPIES,
+    MISPLACED_DECAY: DECAYS_MATRICES,
+    REPLACED_WITHOUT_LOADER: KEEPS_STATE,
 }
 """The property that each of these readings violates."""
 
@@ -201,6 +207,7 @@ _SENTENCES = {
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
+    DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",

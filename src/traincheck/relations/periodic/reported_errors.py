@@ -27,8 +27,10 @@ from traincheck.vocab.builtin_rules import (
     KEEPS_STATE,
     KEPT_WEIGHTS,
     MEMORY,
+    MISPLACED_DECAY,
     NO_AVERAGE,
     REPLACED_OPTIMIZER,
+    REPLACED_WITHOUT_LOADER,
     REPORTED,
     REPORTED_ERRORS,
     RUN,
@@ -83,6 +85,10 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     ),
     STALE_COPY: lambda readings: f"it is a copy of {readings[0].value}, which training has changed since",
     NO_AVERAGE: lambda readings: str(readings[0].value),
+    MISPLACED_DECAY: lambda readings: str(readings[0].value),
+    REPLACED_WITHOUT_LOADER: lambda readings: (
+        f"it replaces {readings[0].value}, has no state, and trains on the same samples"
+    ),
     UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
     COPIES: lambda _: "",

@@ -33,7 +33,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -49,6 +49,9 @@ from traincheck.sources.tensors.spot_checks import Probe, changed, probe
 from traincheck.sources.tensors.value_facts import device_norms
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import Facts
+
+if TYPE_CHECKING:
+    from traincheck.sources.data.trained_samples import TrainedSamples
 
 Held = tuple[Variable, torch.Tensor]
 
@@ -98,6 +101,8 @@ class Gradients:
         """Called after a torch function clipped gradients, see manual_updates.py."""
         self.on_loss: Callable[[Any], None] | None = None
         """Called with the losses of each backward before it begins, see cut_gradients.py."""
+        self.samples: TrainedSamples | None = None
+        """The samples that models train on, as long as they are followed, see replaced_optimizers.py."""
         self.float16_called = False
         """Whether a module was called under float16 autocast since the last backward."""
         self.has_leaf_input = False

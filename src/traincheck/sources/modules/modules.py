@@ -181,6 +181,8 @@ class ModuleSource(RecorderListener):
         learns = torch.is_grad_enabled()
         if learns and (parametric or module._parameters):
             self._gradients.module_called(module)
+            if parametric and training and self._gradients.samples is not None:
+                self._read_samples(module, args, keywords_of_call(recorder))
         cls = type(module)
         if cls is nn.Sequential and not module._modules:
             cls = nn.Identity  # an empty one returns its input, and calls no layer
@@ -215,6 +217,13 @@ class ModuleSource(RecorderListener):
         if of_class.reads_buffers and module._buffers:
             buffers = self._read_buffers(module)
         opened.append((call, of_class, before, buffers, id(sys.exc_info()[1])))
+
+    def _read_samples(self, model: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
+        samples = self._gradients.samples
+        assert samples is not None
+        samples.read(model, args, keywords)
+        if samples.is_over:
+            self._gradients.samples = None
 
     def _begin_forms(self) -> BatchForms:
         from traincheck.sources.data.batch_forms import BatchForms  # not before the first call of a model

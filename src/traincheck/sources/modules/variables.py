@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
@@ -406,6 +407,15 @@ class VariableCatalog:
             variable.filled = torch.jit.is_tracing() or not is_empty(tensor)  # reading a size would be traced
         self._variables[id(tensor)] = variable
         return variable
+
+    def is_pruned(self, optimizer: str) -> bool:
+        """Whether torch prunes a parameter of an optimizer: a hook multiplies it by a mask."""
+        prune = sys.modules.get("torch.nn.utils.prune")
+        modules = {
+            variable.module for variable, _ in self.living() if optimizer in variable.holders and variable.module
+        }
+        hooks = (hook for module in modules for hook in getattr(module(), "_forward_pre_hooks", {}).values())
+        return prune is not None and any(isinstance(hook, prune.BasePruningMethod) for hook in hooks)
 
     def living(self) -> list[tuple[Variable, torch.Tensor]]:
         """All variables whose tensors are alive and not empty, because an empty tensor has no value.

@@ -45,7 +45,7 @@ from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.builtin_rules import CUT_OFF, PARAMETER, REPLACED
+from traincheck.vocab.builtin_rules import CUT_OFF, DECAY_OF_GROUPS, PARAMETER, REPLACED, REPLACED_OVER_SAMPLES
 from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change, Reading
 from traincheck.vocab.facts import Facts, facts, merged
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from traincheck.sources.optimizers.magnitudes import Magnitudes
     from traincheck.sources.optimizers.model_descriptions import ModelDescriptions
     from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers
+    from traincheck.sources.optimizers.weight_decay_groups import WeightDecayGroups
 
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
 
@@ -83,6 +84,7 @@ class OptimizerSource(RecorderListener):
         self._state_changes = OptimizerStateChanges()
         self._living: dict[str, weakref.ref[Any]] = {}
         self._replaced: ReplacedOptimizers | None = None
+        self._decay: WeightDecayGroups | None = None
         self._cut: CutGradients | None = None
 
     def offers(self) -> str | None:
@@ -126,6 +128,9 @@ class OptimizerSource(RecorderListener):
         recorder.hooks.add(undo, register_optimizer_step_post_hook(end), end)
         built = recorder.guarded(self.name, self._built, always=True)
         replace(undo, Optimizer, "__init__", wrapping(lambda me, *a, **k: me, lambda me, _: built(me), lambda me: None))
+        if demand.takes_reading(OPTIMIZER, DECAY_OF_GROUPS):
+            added = recorder.guarded(self.name, self._group_added, always=True)
+            replace(undo, Optimizer, "add_param_group", wrapping(added, lambda *_: None, lambda _: None))
         observed = wrapping(
             recorder.guarded(self.name, self._clear_begins),
             recorder.guarded(self.name, self._clear_ends),
@@ -173,11 +178,20 @@ class OptimizerSource(RecorderListener):
                     self._replicas.built(held, call.seq)
             self._recorder.leave(call)
 
+    def _group_added(self, optimizer: Any, group: Any = None, **named: Any) -> None:
+        if self._decay is None:
+            from traincheck.sources.optimizers.weight_decay_groups import WeightDecayGroups  # not before an optimizer
+
+            self._decay = WeightDecayGroups(self._recorder)
+        self._decay.group_added(optimizer, named.get("param_group", group))
+
     def _note_built(self, optimizer: Any, name: str) -> None:
         if self._replaced is None:
-            from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers  # not before an optimizer
+            from traincheck.sources.data.trained_samples import TrainedSamples  # not before an optimizer
+            from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers
 
-            self._replaced = ReplacedOptimizers()
+            self._replaced = ReplacedOptimizers(TrainedSamples(self._recorder))
+            self._gradients.samples = self._replaced.samples
         with hidden_from_modes():
             built_with = [settings(group) for group in optimizer.param_groups]
             self._replaced.built(name, optimizer, self._recorder.sites.here(), built_with)
@@ -185,9 +199,11 @@ class OptimizerSource(RecorderListener):
     def _report_replaced(self, optimizer: Any, name: str, call: int) -> None:
         assert self._replaced is not None
         with hidden_from_modes():
-            former = self._replaced.first_step_begins(name, optimizer, self._recorder.steps.passes_ended)
-        if former:
-            reading = Reading(self._recorder.next_seq(), call, name, OPTIMIZER, REPLACED, former)
+            replaced = self._replaced.first_step_begins(name, optimizer, self._recorder.steps.passes_ended)
+        if replaced is not None and not self._catalog.is_pruned(name):
+            attribute = REPLACED_OVER_SAMPLES if replaced.over_samples else REPLACED
+            seq, context = self._recorder.next_seq(), facts(site=replaced.site)
+            reading = Reading(seq, call, name, OPTIMIZER, attribute, replaced.name, context=context)
             self._recorder.record_reading(reading)
 
     def _optimizer_gone(self, name: str) -> None:
@@ -260,6 +276,8 @@ class OptimizerSource(RecorderListener):
             if data and self._replicas.should_read:
                 self._replicas.step_begins(held, data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
+        if self._decay is not None:
+            self._decay.step_begins(optimizer, name, call.seq)
         if self._replaced is not None and name in self._replaced.unstepped:
             self._report_replaced(optimizer, name, call.seq)
         if self._describes_models:

@@ -3,33 +3,64 @@
 A program that builds its optimizer in the loop over epochs loses the momentum at each of them. The optimizer is built
 at the same line, by the same class, with the same settings, for the same parameters. Nothing but the former one has
 changed the parameters, which had a state, and stepped within a single pass over the data. A new phase of training
-has other settings, restores a state or lasts for several passes.
+has other settings, restores a state or lasts for several passes. A program that prunes trains again after each round.
 
-Whether both optimizers learned from one loader is left to the relation (relations/periodic/reported_errors.py).
+A loader shows passes, or else the samples of the first pass that come again (data/trained_samples.py). Whether both
+optimizers learned from one loader is left to the relation (relations/periodic/reported_errors.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from traincheck.sources.data.trained_samples import TrainedSamples
 from traincheck.sources.recording.patches import TensorReference
+from traincheck.sources.tensors.deferred_values import is_on_host
+from traincheck.sources.tensors.reading import leading_floats, local_tensor, starts_with
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.facts import FactValue
 
 MAX_SITES = 256
 """Lines at which optimizers are built that are followed, the first ones."""
 
+MAX_ELEMENTS = 4_000_000
+"""Elements of parameters that are searched for zeros, when an optimizer steps first."""
+
 _WITH_LAST_STEP = 2
+
+
+class Replaced(NamedTuple):
+    """The name of an optimizer that was replaced without its state, and the line that builds both; whether samples that
+    came again show that a pass had ended."""
+
+    name: str
+    site: str
+    over_samples: bool
 
 
 class _Life:
     """An optimizer: how it was built, and what its steps so far have shown. `steps` counts them by the passes over data
-    that had ended."""
+    that had ended. `batches` are those before the optimizer was built, and those up to its last step.
+    `version` and `leading` are the writes to its first parameter up to that step, and the first elements it left."""
 
-    __slots__ = ("cls", "first", "has_state", "last", "name", "number", "settings", "site", "steps", "version")
+    __slots__ = (
+        "batches",
+        "cls",
+        "first",
+        "has_state",
+        "last",
+        "leading",
+        "name",
+        "number",
+        "settings",
+        "site",
+        "steps",
+        "version",
+        "zeros",
+    )
 
     def __init__(self, name: str, optimizer: Any, site: str, settings: list[dict[str, FactValue]]) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -37,12 +68,32 @@ class _Life:
         self.number = len(parameters)
         self.first, self.last = TensorReference(parameters[0]), TensorReference(parameters[-1])
         self.has_state = False
+        self.zeros = 0
+        self.batches = (0, 0)
         self.steps: Counter[int] = Counter()
         self.version: int | None = None
+        self.leading: torch.Tensor | None = None
 
     def lasted_one_pass(self) -> bool:
         """Whether the optimizer stepped in a single pass. A loader that fetches ahead ends it before the last step."""
         return len(self.steps) == 1 or (len(self.steps) == _WITH_LAST_STEP and min(self.steps.values()) == 1)
+
+    def note_values(self) -> None:
+        """Note the values that a step leaves. This runs in each step."""
+        first = self.first()
+        try:
+            self.version = None if first is None else first._version
+            elements = None if first is None or not is_on_host(first) else leading_floats(first)
+            self.leading = None if elements is None else elements.clone()
+        except RuntimeError:
+            self.version = None
+
+    def is_unchanged(self) -> bool:
+        """Whether the first parameter is as the last step left it. torch does not count writes through `.data`."""
+        first = self.first()
+        if first is None or self.version is None or version_of(first) != self.version:
+            return False
+        return self.leading is None or starts_with(first, self.leading)
 
     def is_succeeded_by(self, other: _Life) -> bool:
         """Whether another optimizer was built in the same way for the same parameters."""
@@ -61,7 +112,8 @@ class ReplacedOptimizers:
     `unstepped` are the names of those that have not stepped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, samples: TrainedSamples) -> None:
+        self.samples = samples
         self.unstepped: set[str] = set()
         self._living: dict[str, _Life] = {}
         self._latest: dict[str, _Life] = {}  # by site: the latest that has stepped
@@ -75,7 +127,8 @@ class ReplacedOptimizers:
     def built(self, name: str, optimizer: Any, site: str, settings: list[dict[str, FactValue]]) -> None:
         """Note an optimizer that was built at a line of the program."""
         if any(group["params"] for group in optimizer.param_groups) and len(self._living) < MAX_SITES:
-            self._living[name] = _Life(name, optimizer, site, settings)
+            self._living[name] = life = _Life(name, optimizer, site, settings)
+            life.batches = (self.samples.batches, 0)
             self.unstepped.add(name)
 
     def gone(self, name: str) -> None:
@@ -83,18 +136,19 @@ class ReplacedOptimizers:
         self._living.pop(name, None)
         self.unstepped.discard(name)
 
-    def first_step_begins(self, name: str, optimizer: Any, passes: int) -> str:
-        """Return the name of the optimizer that this one replaces without its state; otherwise nothing. `passes` over
-        the data have ended so far."""
+    def first_step_begins(self, name: str, optimizer: Any, passes: int) -> Replaced | None:
+        """Return the optimizer that this one replaces without its state, if any. `passes` over the data have ended so
+        far."""
         self.unstepped.discard(name)
         life = self._living.get(name)
         former = None if life is None else self._latest.get(life.site)
         if life is None or former is None or optimizer.state or not former.is_succeeded_by(life):
-            return ""
-        first = life.first()
-        unchanged = first is not None and former.version is not None and version_of(first) == former.version
+            return None
         in_next_pass = former.lasted_one_pass() and passes > former.steps.most_common(1)[0][0]
-        return former.name if unchanged and in_next_pass and former.has_state else ""
+        over_samples = self.samples.came_again(*former.batches)
+        if not former.has_state or not (in_next_pass or over_samples) or not former.is_unchanged():
+            return None
+        return Replaced(former.name, life.site, not in_next_pass) if _zeros(optimizer) <= former.zeros else None
 
     def step_ends(self, name: str, optimizer: Any, passes: int) -> None:
         """Note the state that a step leaves."""
@@ -103,15 +157,14 @@ class ReplacedOptimizers:
             return
         if not life.steps:
             life.has_state = _has_state(optimizer)
+            life.zeros = _zeros(optimizer)
             if life.site in self._latest or len(self._latest) < MAX_SITES:
                 self._latest[life.site] = life
         if len(life.steps) <= _WITH_LAST_STEP:  # with more, it has lasted for several passes
             life.steps[passes] += 1
-        first = life.first()
-        try:  # this runs in each step
-            life.version = None if first is None else first._version
-        except RuntimeError:
-            life.version = None
+        life.batches = (life.batches[0], self.samples.batches)
+        if life.lasted_one_pass():
+            life.note_values()
 
 
 def _has_state(optimizer: Any) -> bool:
@@ -122,3 +175,15 @@ def _has_state(optimizer: Any) -> bool:
         if isinstance(state, dict)
         for value in state.values()
     )
+
+
+def _zeros(optimizer: Any) -> int:
+    """The number of elements that are zero, in parameters on the host up to a total size."""
+    left, zeros = MAX_ELEMENTS, 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            left -= parameter.numel()
+            dense = local_tensor(parameter) if left >= 0 else None
+            if dense is not None and is_on_host(dense):
+                zeros += dense.numel() - int(torch.count_nonzero(dense))
+    return zeros

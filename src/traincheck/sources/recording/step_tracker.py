@@ -87,6 +87,7 @@ class StepTracker:
         self.forwards, self.backwards = 0, 0  # calls of outermost modules, and backwards
         self.optimizers_built = 0
         self.passes_ended = 0  # loaders that were found exhausted, or left after their last batch
+        self.fetches = 0  # batches that loaders returned, and ends of their passes
         self.updates_made = 0  # updates, and steps that the program has named
         self._stepped: set[str] = set()  # optimizers that have stepped in this window
         self.updates: list[Callable[[], bool]] = []  # for each update under way, whether it still runs
@@ -178,6 +179,7 @@ class StepTracker:
         """
         if self.fetch_failed(began):
             seq = began if exhausted_at < 0 else exhausted_at
+            self.fetches += 1
             self.passes_ended += exhausted_at >= 0
             self._activity_begins(seq)
             if self._fetch_start < 0:
