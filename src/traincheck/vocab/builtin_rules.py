@@ -22,6 +22,7 @@ from traincheck.vocab.properties import (
     IS_NOT_ZERO,
     IS_READ,
     IS_WRITTEN,
+    MERGES,
     RUNS_IN,
     TAKES_OVER,
 )
@@ -53,6 +54,7 @@ SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "nev
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
 UNSET_STATISTICS, AVERAGE = "unset_statistics", "average"
+ATTENTION, HEADS = "attention", "heads"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -66,7 +68,7 @@ ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
-NO_AVERAGE = f"{MODEL}.{AVERAGE}"
+NO_AVERAGE, MERGED_HEADS = f"{MODEL}.{AVERAGE}", f"{ATTENTION}.{HEADS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
@@ -140,6 +142,7 @@ EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
+MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
 REPORTED_ERRORS = {
     IDLE: USED,
@@ -155,6 +158,7 @@ REPORTED_ERRORS = {
     NO_AVERAGE: AVERAGES_TRAINED,
     UNSTEPPED_SCHEDULER: IS_STEPPED,
     IDLE_AUTOCAST: CASTS,
+    MERGED_HEADS: MERGES_HEADS,
     COPIES: SAME_COPIES,
 }
 """The property that each of these readings violates."""
@@ -201,6 +205,7 @@ _SENTENCES = {
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
+    MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",

@@ -27,6 +27,7 @@ from traincheck.vocab.builtin_rules import (
     KEEPS_STATE,
     KEPT_WEIGHTS,
     MEMORY,
+    MERGED_HEADS,
     NO_AVERAGE,
     REPLACED_OPTIMIZER,
     REPORTED,
@@ -85,6 +86,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     NO_AVERAGE: lambda readings: str(readings[0].value),
     UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
+    MERGED_HEADS: lambda readings: f"a reshape of its result mixes heads and positions: {readings[0].value}",
     COPIES: lambda _: "",
 }
 """What a finding says of readings of one site, by their quantity."""
