@@ -266,9 +266,9 @@ def test_statistics_between_features_are_no_outputs_of_samples(tmp_path: Path) -
 class Towers(nn.Module):
     """Compares two features of all samples, as a retrieval model does."""
 
-    def __init__(self, left: int, right: int) -> None:
+    def __init__(self, left: int, right: int, width: int = 8) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(6, 8)
+        self.first, self.second = nn.Linear(6, width), nn.Linear(6, width)
         self.left, self.right = left, right
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -285,7 +285,9 @@ def diagonal_loss(output: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
 )
 def test_features_of_one_side_depend_on_their_sample_alone(left: int, right: int, verdict: str, tmp_path: Path) -> None:
     """A loss may decorrelate both sides."""
-    assert mixed(tmp_path, Towers(left, right), loaded(*rows(60)), diagonal_loss) == {verdict}
+    for width in (8, 12):  # the batch has 12 samples
+        model = Towers(left, right, width)
+        assert mixed(tmp_path / str(width), model, loaded(*rows(60)), diagonal_loss) == {verdict}
 
 
 def test_similarities_that_no_loader_chose_are_not_judged(tmp_path: Path) -> None:

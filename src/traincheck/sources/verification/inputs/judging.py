@@ -244,7 +244,10 @@ def _one_of_two(call: ChangedCall, change: InputChange) -> Iterator[Judgement]:
     after = call.compared(change.arguments) if before else []
     if len(before) != len(after) or not before:
         return
-    of_sides = [changed_samples([a], [b], change, 0, call.rounding_unit) for a, b in zip(before, after, strict=True)]
+    of_sides = [
+        changed_samples([old[:, None]], [new[:, None]], change, 0, call.rounding_unit)  # the width is that of features
+        for old, new in zip(before, after, strict=True)
+    ]
     others = [changed[change.others] for changed in of_sides if changed is not None]
     own = [changed[~change.others] for changed in of_sides if changed is not None and change.others is not None]
     if len(others) < len(before) or not all(changed.any() for changed in own):
