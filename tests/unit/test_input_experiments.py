@@ -263,6 +263,43 @@ def test_statistics_between_features_are_no_outputs_of_samples(tmp_path: Path) -
     assert mixed(tmp_path, Correlation(nn.Identity()), loaded(*rows(60)), square) == set()
 
 
+class Towers(nn.Module):
+    """Compares two features of all samples, as a retrieval model does."""
+
+    def __init__(self, left: int, right: int, width: int = 8) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, width), nn.Linear(6, width)
+        self.left, self.right = left, right
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = F.normalize(self.first(x), dim=self.left), F.normalize(self.second(x), dim=self.right)
+        return (left @ right.T / 0.2).log_softmax(1)
+
+
+def diagonal_loss(output: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    return F.nll_loss(output, torch.arange(len(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "verdict"), [(1, 1, AGREES), (1, 0, DISAGREES), (0, 1, DISAGREES), (0, 0, UNDECIDED)]
+)
+def test_features_of_one_side_depend_on_their_sample_alone(left: int, right: int, verdict: str, tmp_path: Path) -> None:
+    """A loss may decorrelate both sides."""
+    for width in (8, 12):  # the batch has 12 samples
+        model = Towers(left, right, width)
+        assert mixed(tmp_path / str(width), model, loaded(*rows(60)), diagonal_loss) == {verdict}
+
+
+def test_similarities_that_no_loader_chose_are_not_judged(tmp_path: Path) -> None:
+    """The classes of an episode may be a context for each other."""
+    assert mixed(tmp_path, Towers(1, 0), rows, diagonal_loss) == set()
+
+
+def test_as_many_classes_as_samples(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 12, bias=False))
+    assert mixed(tmp_path, model, loaded(*rows(60)), diagonal_loss) == set()
+
+
 def test_a_similarity_of_samples_is_no_output_of_one(tmp_path: Path) -> None:
     def loss(output: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output, torch.arange(len(inputs)))
@@ -369,6 +406,93 @@ def test_samples_may_be_in_the_second_dimension(sees: int, tmp_path: Path) -> No
     labels: list[torch.Tensor] = []
     loss: Loss = lambda output, _: F.cross_entropy(output.flatten(0, 1), labels[-1])  # noqa: E731
     assert failing(tmp_path, PositionsFirst(sees), batch, loss)[0] == {DISAGREES if sees else AGREES}
+
+
+class WordsFirst(nn.Module):
+    """A recurrent language model with positions in the first dimension, or in the second."""
+
+    def __init__(self, batch_first: bool, mixes: bool) -> None:
+        super().__init__()
+        self.embedding, self.rnn = nn.Embedding(WORDS, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=batch_first)
+        self.head, self.mixes = nn.Linear(WIDTH, WORDS), mixes
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.rnn(self.embedding(words))[0]
+        return self.head(x + x.mean((0, 1)) if self.mixes else x)
+
+
+def stream(length: int = 9, samples: int = 6) -> tuple[torch.Tensor, ...]:
+    return (torch.randint(1, WORDS, (length, samples)),)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_targets_of_other_samples(batch_first: bool, mixes: bool, tmp_path: Path) -> None:
+    """The next tokens, which are shifted once more along the samples. Outputs that depend on these are undecided."""
+
+    def loss(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        ahead = words.roll(-1, 1 if batch_first else 0)
+        output, ahead = (output[:-1], ahead[1:]) if batch_first else (output[:, :-1], ahead[:, 1:])
+        return F.cross_entropy(output.flatten(0, 1), ahead.flatten())
+
+    size = (6, 9) if batch_first else (9, 6)
+    result = verified(tmp_path, training(WordsFirst(batch_first, mixes), lambda: stream(*size), loss))
+    assert set(result.of(NEXT_TOKEN.name)) == {UNDECIDED if mixes else DISAGREES}
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_a_sample_without_a_target_is_no_error(dimension: int, tmp_path: Path) -> None:
+    def loss(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        ahead = words.roll(-1, 0)
+        output, ahead = (output[:-1], ahead[:-1]) if dimension == 0 else (output[:, :-1], ahead[:, :-1])
+        return F.cross_entropy(output.flatten(0, 1), ahead.flatten())
+
+    result = verified(tmp_path, training(WordsFirst(False, False), stream, loss))
+    assert set(result.of(NEXT_TOKEN.name)) <= {AGREES}
+
+
+def test_windows_of_a_stream_that_follow_each_other(tmp_path: Path) -> None:
+    """Each window begins one token after the one before: a token of the next window is one of the same window, too."""
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        words = torch.randint(1, WORDS, (20,))
+        return (words.unfold(0, 9, 1)[:6],)
+
+    def loss(output: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output[:-1].flatten(0, 1), words[1:].flatten())
+
+    result = verified(tmp_path, training(WordsFirst(True, False), batch, loss))
+    assert DISAGREES not in result.of(NEXT_TOKEN.name)
+
+
+class Autoencoder(nn.Module):
+    """Predicts each token from the earlier ones and from a latent of all, as sequence VAEs do."""
+
+    def __init__(self, decoder: nn.Module, pooled: bool) -> None:
+        super().__init__()
+        self.embedding, self.encoder = nn.Embedding(WORDS, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.latent, self.decoder, self.pooled = nn.Linear(WIDTH, WIDTH), decoder, pooled
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        states, last = self.encoder(self.embedding(words))
+        latent = self.latent(states.mean(1) if self.pooled else last[0])
+        return self.decoder(words, latent)
+
+
+class LatentDecoder(Transformer):
+    def forward(self, tokens: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+        x, length = self.embedding(tokens) + latent[:, None], tokens.shape[1]
+        causal = None if self.sees is None else torch.ones(length, length, dtype=torch.bool).triu(1 + self.sees)
+        for block in self.blocks:
+            x = block(x, causal, None)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("sees", [0, 1, None])
+def test_the_latent_of_an_autoencoder_may_hold_the_target(sees: int | None, pooled: bool, tmp_path: Path) -> None:
+    verdicts, _, _ = failing(tmp_path, Autoencoder(LatentDecoder(sees), pooled), tokens, next_word_loss)
+    assert verdicts == {UNDECIDED if sees == 0 else DISAGREES}
 
 
 def test_a_source_may_hold_the_target(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from traincheck.vocab.properties import (
     IS_NOT_ZERO,
     IS_READ,
     IS_WRITTEN,
+    MERGES,
     RUNS_IN,
     TAKES_OVER,
 )
@@ -55,6 +56,7 @@ UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unuse
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
 UNSET_STATISTICS, AVERAGE, DECAY_OF_GROUPS = "unset_statistics", "average", "decay_of_groups"
 REPLACED_OVER_SAMPLES = "replaced_over_samples"
+ATTENTION, HEADS = "attention", "heads"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -70,6 +72,7 @@ UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"opti
 REPLACED_WITHOUT_LOADER = f"optimizer.{REPLACED_OVER_SAMPLES}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
+MERGED_HEADS = f"{ATTENTION}.{HEADS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
@@ -144,6 +147,7 @@ AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
+MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
 REPORTED_ERRORS = {
     IDLE: USED,
@@ -159,6 +163,7 @@ REPORTED_ERRORS = {
     NO_AVERAGE: AVERAGES_TRAINED,
     UNSTEPPED_SCHEDULER: IS_STEPPED,
     IDLE_AUTOCAST: CASTS,
+    MERGED_HEADS: MERGES_HEADS,
     COPIES: SAME_COPIES,
     MISPLACED_DECAY: DECAYS_MATRICES,
     REPLACED_WITHOUT_LOADER: KEEPS_STATE,
@@ -208,6 +213,7 @@ _SENTENCES = {
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
+    MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",

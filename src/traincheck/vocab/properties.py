@@ -59,6 +59,7 @@ REACHES, DIFFERS_BETWEEN_PASSES, STAYS_WITHIN = "reaches", "differs between pass
 COVERS_A_PASS, IS_NOT_ZERO, ARE_USED, IS_WRITTEN = "covers a pass", "is not zero", "are used", "is written"
 COPIES_AGREE, RUNS_IN, IS_READ = "copies agree", "runs in", "is read"
 DIFFERS_FROM_OTHERS, IS_CURRENT, AVERAGES, IS_LOWER = "differs from others", "is current", "averages", "is lower"
+MERGES = "merges"
 
 EQUAL, DISTINCT = "all equal", "all distinct"
 """Details of a comparison of several calls: every value is the same, or no two are."""
@@ -200,6 +201,7 @@ VERBS: dict[str, VerbTraits] = {
     IS_CURRENT: VerbTraits("a model has the weights of the training"),
     AVERAGES: VerbTraits("an average of weights follows them slowly"),
     IS_LOWER: VerbTraits("a setting is lower for some parameters than for others"),
+    MERGES: VerbTraits("a reshape merges the dimensions that belong together"),
     RUNS_IN: VerbTraits("a model that is trained is in training mode"),
 }
 """Every verb of TrainCheck's own relations."""

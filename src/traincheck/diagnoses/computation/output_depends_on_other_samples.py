@@ -15,7 +15,7 @@ DIAGNOSIS = Diagnosis(
     advice=(
         "Check the layout of the named module: batch_first=False attends over the first dimension, which is the batch.",
         "Look for a view, reshape or transpose that merges the batch with another dimension.",
-        "Look for statistics over the batch, such as a mean or a norm without dim.",
+        "Look for statistics over the batch, such as a mean or a norm without dim, or F.normalize with dim=0.",
     ),
     explains=(Match(verb=IS_VERIFIED, api=(f"{KIND}.{SAMPLES.name}", f"{KIND}.{MIXED_SAMPLES.name}")),),
     priority=9,

@@ -28,6 +28,7 @@ from traincheck.vocab.builtin_rules import (
     KEPT_WEIGHTS,
     MEMORY,
     MISPLACED_DECAY,
+    MERGED_HEADS,
     NO_AVERAGE,
     REPLACED_OPTIMIZER,
     REPLACED_WITHOUT_LOADER,
@@ -91,6 +92,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     ),
     UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
+    MERGED_HEADS: lambda readings: f"a reshape of its result mixes heads and positions: {readings[0].value}",
     COPIES: lambda _: "",
 }
 """What a finding says of readings of one site, by their quantity."""

@@ -21,9 +21,9 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.sources.tensors.reading import NONE, hidden_from_modes
-from traincheck.vocab.builtin_rules import AUTOCAST, IDLE_REGION
+from traincheck.vocab.builtin_rules import ATTENTION, AUTOCAST, HEADS, IDLE_REGION
 from traincheck.vocab.demand import SCALE, Demand
-from traincheck.vocab.events import LIFECYCLE
+from traincheck.vocab.events import LIFECYCLE, Reading
 from traincheck.vocab.facts import Facts, facts, merged
 
 BACKWARD = ("torch.autograd.backward",)
@@ -32,6 +32,9 @@ PARAMETER_GRAD = "parameter.grad"
 
 IS_NUMBERED = hasattr(torch.autograd, "_get_sequence_nr")
 """Whether this release of torch numbers operations, see idle_autocast.py."""
+
+_HEADS_BACKWARDS = 3
+"""Backwards in whose graphs attention is looked for, see merged_heads.py: a program has the error in each."""
 
 _MAX_CHAIN = 4
 """Multiplications and divisions by a number at the end of a loss: one for the scale, others for averaging."""
@@ -72,6 +75,7 @@ class AutogradSource:
         self._manual = ManualUpdates(gradients)
         self._thread = 0  # of the backward under way
         self._autocast: IdleAutocast | None = None
+        self._heads_left = _HEADS_BACKWARDS
 
     def offers(self) -> str | None:
         return None
@@ -83,6 +87,8 @@ class AutogradSource:
         )
         self._states = self._states or demand.observes_state(("torch.optim.Optimizer.step",), "parameter.data")
         self._values = demand.reads_values(BACKWARD, SCALE)
+        self._reports_heads = demand.takes_reading(ATTENTION, HEADS)
+        self._note_heads = recorder.guarded(self.name, self._note_merged_heads)
         self._calls = self._states or demand.records_call(BACKWARD)
         self._requests: dict[tuple[str, ...], CallRequest | None] = {
             levels: call_request(demand, levels, parameter_names(function))
@@ -166,7 +172,19 @@ class AutogradSource:
             self._gradients.on_loss(loss)
         if self._autocast is not None and self._autocast.has_regions:
             self._autocast.backward_begins(loss, opened.call.seq)
+        if self._reports_heads and self._heads_left:
+            self._heads_left -= 1
+            self._note_heads(loss, opened.call.seq)
         return opened
+
+    def _note_merged_heads(self, loss: Any, call: int) -> None:
+        """Report attention that merges its heads across positions."""
+        from traincheck.sources.gradients.merged_heads import merged_heads  # not before a backward
+
+        for before, after, parameters in merged_heads(loss):
+            self._heads_left = 0
+            name, value = self._gradients.name_of(parameters), f"{list(before)} becomes {list(after)}"
+            self._recorder.record_reading(Reading(self._recorder.next_seq(), call, name, ATTENTION, HEADS, value))
 
     def _grad_begins(self, *args: Any, **kwargs: Any) -> _OpenBackward:
         context = context_facts_with(create_graph=bool(kwargs.get("create_graph")), within=self._call_context.within)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +121,11 @@ class Gradients:
     def backward_begins(self) -> None:
         """Count a backward."""
         self._backwards += 1
+
+    def name_of(self, tensors: Iterable[torch.Tensor]) -> str:
+        """Return the name of the first of these tensors that is a known variable, empty if none is."""
+        variables = filter(None, map(self._catalog.find, tensors))
+        return next((variable.name for variable in variables), "")
 
     def clip_begins(self) -> None:
         """Count a call of a torch function that clips gradients."""

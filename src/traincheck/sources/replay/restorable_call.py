@@ -101,18 +101,18 @@ class RestorableCall:
 
     @contextmanager
     def executing(
-        self, several_ranks: bool, note: Callable[[str, Any], None] | None, arguments: Any = None
+        self, several_ranks: bool, note: Callable[[str, Any], Any] | None, arguments: Any = None
     ) -> Iterator[Any]:
         """Execute the call with its arguments, or with others; yields its output. Use it inside `restored`.
 
-        `note` receives the name and the output of each module inside, except in compiled code.
+        `note` receives the name and the output of each module inside, except in compiled code. What it returns takes
+        the place of the output, unless it is None.
         """
         args, keywords = copied(self.arguments if arguments is None else arguments)
 
-        def on_output(module: nn.Module, arguments: Any, output: Any) -> None:
+        def on_output(module: nn.Module, arguments: Any, output: Any) -> Any:
             name = self._names.get(id(module))
-            if note is not None and name is not None:
-                note(name, output)
+            return note(name, output) if note is not None and name is not None else None
 
         with ExitStack() as stack:
             compiled = has_compiled_code()

@@ -7,13 +7,14 @@ executed with these, as in evaluation: other layers compute as they do in traini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
@@ -21,7 +22,7 @@ from traincheck.sources.replay.state_snapshot import has_compiled_code
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.verification.inputs.input_changes import CallInputs, InputChange, compare
-from traincheck.sources.verification.inputs.loss_targets import scores_of
+from traincheck.sources.verification.inputs.loss_targets import compared_rows, scores_of
 from traincheck.sources.verification.inputs.next_token import Shift, first_row
 
 MAX_HELD = 512 * 1024**2
@@ -114,12 +115,14 @@ class ChangedCall:
             self._after = change, self.outputs(change.arguments)
         return self._after[1]
 
-    def scores(self, arguments: Any, shift: Shift) -> torch.Tensor | None:
+    def scores(
+        self, arguments: Any, shift: Shift, note: Callable[[str, Any], Any] | None = None
+    ) -> torch.Tensor | None:
         """Return what the loss compares with its targets, if the call has these arguments. Raises CannotReplay.
 
-        The form is (samples, rows, numbers).
+        The form is (samples, rows, numbers). `note` is as in `RestorableCall.executing`.
         """
-        with self._executing(arguments) as tensors, hidden_from_modes():
+        with self._executing(arguments, note) as tensors, hidden_from_modes():
             for index, gradient in self.gradients.items():
                 first = first_row(shift.samples_first(gradient), shift.counted)
                 by_position = _by_position(tensors[index], tuple(gradient.shape))
@@ -128,10 +131,49 @@ class ChangedCall:
             scores = scores_of(tensors, *shift.samples_first(shift.counted).shape)
             return shift.samples_first(scores[0]) if scores else None
 
+    def scores_with_latents(self, arguments: Any, shift: Shift) -> torch.Tensor | None:
+        """Return the scores with other arguments, and with the latents that the call has with its own ones.
+
+        A latent is what a module returns that has no positions. None where there is none. Raises CannotReplay.
+        """
+        latents: dict[str, list[torch.Tensor | None]] = {}
+        samples, *positions = shift.samples_first(shift.counted).shape
+        positions += [size + step for form in self.inputs.forms for size in form[1:] for step in (-1, 0, 1)]
+        positions += [samples * size for size in positions]
+
+        def hold(name: str, output: Any) -> None:
+            with hidden_from_modes():
+                tensors = [
+                    t.detach().clone() if _is_latent(t, samples, positions) else None for t in tensors_in(output)
+                ]
+            latents[name] = [] if name in latents or name == ROOT else tensors  # not those of a loop
+
+        def use(name: str, output: Any) -> Any:
+            held = latents.get(name)
+            if not held or not any(tensor is not None for tensor in held):
+                return None
+            leaves, spec = tree_flatten(output)
+            with hidden_from_modes():
+                order = iter(held)
+                leaves = [_held_or(leaf, order) for leaf in leaves]
+            return tree_unflatten(leaves, spec)
+
+        self.scores(self.call.arguments, shift, hold)
+        if not any(tensor is not None for held in latents.values() for tensor in held):
+            return None
+        return self.scores(arguments, shift, use)
+
+    def compared(self, arguments: Any) -> list[torch.Tensor]:
+        """The rows whose similarities the call returns, with these arguments: left ones, then right ones.
+
+        Empty where no output is a matrix of similarities between all samples. Raises CannotReplay.
+        """
+        with self._executing(arguments) as tensors, hidden_from_modes():
+            pairs = (compared_rows(tensor, self.inputs.batch) for tensor in tensors)
+            return next((list(pair) for pair in pairs if pair is not None), [])
+
     @contextmanager
-    def _executing(
-        self, arguments: Any, note: Callable[[str, Any], None] | None = None
-    ) -> Iterator[list[torch.Tensor]]:
+    def _executing(self, arguments: Any, note: Callable[[str, Any], Any] | None = None) -> Iterator[list[torch.Tensor]]:
         """Execute the call with these arguments, see Note [Statistics of the batch]; yields the tensors it returns."""
         call = self.call
         with call.restored():
@@ -194,6 +236,22 @@ def _by_position(gradient: torch.Tensor, form: tuple[int, ...]) -> torch.Tensor 
     if gradient.dim() > 1 and gradient.shape[0] == form[0] * form[1]:
         return gradient.reshape(*form, -1)
     return None
+
+
+def _is_latent(tensor: torch.Tensor, samples: int, positions: Sequence[int]) -> bool:
+    """Whether a tensor has samples, and no positions. A vector for each sample has none, whatever its width is."""
+    shape = tuple(tensor.shape)
+    if not tensor.is_floating_point() or samples not in shape or len(shape) < 2:
+        return False
+    return (len(shape) == 2 and shape[0] == samples) or not any(size in positions for size in shape)
+
+
+def _held_or(leaf: Any, held: Iterator[torch.Tensor | None]) -> Any:
+    """Return the next held tensor, if `leaf` is a plain tensor of its form, else `leaf`."""
+    if type(leaf) not in (torch.Tensor, nn.Parameter):
+        return leaf
+    tensor = next(held, None)
+    return leaf if tensor is None or tensor.shape != leaf.shape else tensor
 
 
 def _uses_batch_statistics(module: nn.Module) -> bool:

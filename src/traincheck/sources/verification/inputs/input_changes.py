@@ -140,6 +140,26 @@ class CallInputs:
         part = _first_dimensions(form, (positions <= position).expand(form))
         return InputChange(self._with({index: changed}), part, "another token", f"the output up to position {position}")
 
+    def slice_change(self, index: int, dimension: int, changed: int) -> InputChange | None:
+        """Replace the tokens of a sequence at one index of a dimension by those at the next index, or at one after it.
+
+        The outputs at the index before it must not change. None where all tokens are equal.
+        """
+        sequence = self.leaves[index]
+        size = int(sequence.shape[dimension])
+        now = sequence.select(dimension, changed)
+        for other in ((changed + step) % size for step in range(1, size)):
+            tokens = sequence.select(dimension, other)
+            if not torch.equal(tokens, now):
+                new = sequence.detach().clone()
+                new.select(dimension, changed).copy_(tokens)
+                form = tuple(sequence.shape[:2])
+                kept = torch.zeros(form, dtype=torch.bool)
+                kept.select(dimension, changed - 1).fill_(True)
+                part = _first_dimensions(form, kept)
+                return InputChange(self._with({index: new}), part, "other tokens", "the output before them")
+        return None
+
     def later_tokens(self, index: int) -> InputChange | None:
         """Replace the last third of a sequence by that of other samples; None where they are equal."""
         sequence = self.leaves[index]

@@ -9,6 +9,9 @@ each position the next token, or a data loader chose as many samples), the progr
 buffers (no running statistics), and the output has no samples in its second dimension (no similarities). Then a changed
 sample must not change the outputs of all others. Where it changes some, samples may compete, as tokens do for experts
 with a capacity.
+
+A similarity of two samples depends on both. There the features that are compared are looked at: it is an error if those
+of one side depend on all samples, and those of the other on their own one. Some losses decorrelate both sides.
 """
 
 from __future__ import annotations
@@ -32,8 +35,11 @@ from traincheck.sources.verification.inputs.input_changes import (
 )
 from traincheck.sources.verification.inputs.loss_targets import Target
 from traincheck.sources.verification.inputs.next_token import (
+    ChangedToken,
+    Crossed,
     Shift,
     change_token,
+    crossed_between,
     furthest_seen,
     judge_shift,
     shift_between,
@@ -80,6 +86,8 @@ def judge(call: ChangedCall, sequences: AlignedSequences, targets: Sequence[Targ
     judging += [(experiment, partial(_change, call, experiment, some)) for experiment, some in changes if some]
     if shifts:
         judging.append((NEXT_TOKEN, partial(_next_token, call, shifts)))
+    elif crossed := _crossed(call, targets):
+        judging.append((NEXT_TOKEN, partial(_other_sample, call, *crossed)))
     for experiment, judgements in judging:
         if call.unknown:
             yield Judgement(experiment, UNDECIDED, call.unknown)
@@ -171,7 +179,55 @@ def _shift(call: ChangedCall, index: int, shift: Shift) -> Iterator[Judgement]:
         return
     verdict, text = judge_shift(shift.offset, furthest, not sequence.is_floating_point())
     sees_it = verdict == DISAGREES and 0 < shift.offset <= furthest
+    if sees_it and _sees_latent_alone(call, shift, change, token, before):
+        yield Judgement(
+            NEXT_TOKEN, UNDECIDED, "its output depends on the target through a latent, as in an autoencoder"
+        )
+        return
     yield Judgement(NEXT_TOKEN, verdict, text, call.first_module(change) if sees_it else "")
+
+
+def _sees_latent_alone(
+    call: ChangedCall, shift: Shift, change: InputChange, token: ChangedToken, before: torch.Tensor
+) -> bool:
+    """Whether an output depends on its target only through a latent without positions, see Note [The next token]."""
+    after = call.scores_with_latents(change.arguments, shift)
+    if after is None:
+        return False
+    with hidden_from_modes():
+        furthest = furthest_seen(before, after, token, ROUNDING * call.rounding_unit)
+    return furthest is None or furthest < shift.offset
+
+
+def _crossed(call: ChangedCall, targets: Sequence[Target]) -> tuple[int, Crossed] | None:
+    """Return a sequence whose tokens are targets with a shift in both dimensions, where gradients show the outputs."""
+    for index in call.inputs.sequences:
+        sequence = call.inputs.leaves[index]
+        with hidden_from_modes():
+            all_crossed = [crossed for target in targets if (crossed := crossed_between(sequence, target))]
+            for gradient in call.gradients.values() if all_crossed else ():
+                dimension = all_crossed[0].dimension
+                if tuple(gradient.shape) == tuple(sequence.shape[:2]):
+                    used = gradient.any(1 - dimension)
+                    if bool(used[0]) and not bool(used[-1]):
+                        return index, all_crossed[0]
+    return None
+
+
+def _other_sample(call: ChangedCall, index: int, crossed: Crossed) -> Iterator[Judgement]:
+    """Yield the judgement about targets that are shifted in both dimensions: see Note [The next token]."""
+    size = int(call.inputs.leaves[index].shape[crossed.dimension])
+    change = call.inputs.slice_change(index, crossed.dimension, size // 2)
+    if change is None:
+        return
+    seen = compare(call.before, call.outputs_after(change), change.constant, call.rounding_unit)
+    if not seen.compared or not seen.effect:
+        return
+    if seen.differs:
+        yield Judgement(NEXT_TOKEN, UNDECIDED, "its targets are tokens of other samples, which its output depends on")
+    else:
+        text = f"the target of an output is the token {crossed.offset} after its position in another sample, "
+        yield Judgement(NEXT_TOKEN, DISAGREES, f"{text}and the output does not depend on that sample")
 
 
 def _samples_are_known(call: ChangedCall, targets: Sequence[Target], shifts: list[tuple[int, Shift]]) -> bool:
@@ -182,6 +238,31 @@ def _samples_are_known(call: ChangedCall, targets: Sequence[Target], shifts: lis
     return (has_targets or call.was_loaded) and inputs.are_of_batch and not call.same_batch
 
 
+def _one_of_two(call: ChangedCall, change: InputChange) -> Iterator[Judgement]:
+    """Yield the judgement about a matrix of similarities: see Note [Mixed samples]."""
+    before = call.compared(call.call.arguments)
+    after = call.compared(change.arguments) if before else []
+    if len(before) != len(after) or not before:
+        return
+    of_sides = [
+        changed_samples([old[:, None]], [new[:, None]], change, 0, call.rounding_unit)  # the width is that of features
+        for old, new in zip(before, after, strict=True)
+    ]
+    others = [changed[change.others] for changed in of_sides if changed is not None]
+    own = [changed[~change.others] for changed in of_sides if changed is not None and change.others is not None]
+    if len(others) < len(before) or not all(changed.any() for changed in own):
+        return
+    mixed = [bool(changed.all()) for changed in others]
+    if not any(changed.any() for changed in others):
+        yield Judgement(MIXED_SAMPLES, AGREES)
+    elif sum(mixed) == 1 and not others[mixed.index(False)].any():
+        side = ("left", "right")[mixed.index(True)]
+        text = f"with {change.what}, the {side} features of all {len(others[0])} other samples changed, the others not"
+        yield Judgement(MIXED_SAMPLES, DISAGREES, text)
+    else:
+        yield Judgement(MIXED_SAMPLES, UNDECIDED, "it compares features that depend on other samples on both sides")
+
+
 def _mixed_samples(call: ChangedCall, targets: Sequence[Target], change: InputChange) -> Iterator[Judgement]:
     """Yield the judgement whether one sample changes the outputs of all others."""
     if call.inputs.batch < MIN_SAMPLES:
@@ -190,6 +271,8 @@ def _mixed_samples(call: ChangedCall, targets: Sequence[Target], change: InputCh
     if not call.keeps_buffers:
         yield Judgement(MIXED_SAMPLES, UNDECIDED, "the call changes buffers, as running statistics do")
         return
+    if call.was_loaded:  # in an episode, the samples of one side may be a context for each other
+        yield from _one_of_two(call, change)
     changed = changed_samples(before, after, change, call.inputs.length, call.rounding_unit)
     if changed is None:
         for target in targets:

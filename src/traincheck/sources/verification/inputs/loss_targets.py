@@ -15,6 +15,9 @@ import torch
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.verification.saved_tensors import saved_tensor
 
+_ELEMENTWISE = ("Div", "Mul", "Add", "Sub", "Neg", "Exp", "LogSoftmax", "Softmax", "Clamp", "ToCopy", "T", "Transpose")
+"""Operations that leave a matrix of similarities one, by the beginning of their names."""
+
 MAX_OPERATIONS = 200
 """Operations between the loss and the scores that are looked at."""
 
@@ -48,6 +51,24 @@ def scores_of(outputs: Iterable[torch.Tensor], samples: int, rows: int) -> list[
                     scores = scores.movedim(1, -1)
                 all_scores.append(scores.detach().reshape(samples, rows, -1))
     return all_scores
+
+
+def compared_rows(output: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the rows that a matrix product compared, if `output` is a matrix of similarities between all samples."""
+    function = output.grad_fn
+    if tuple(output.shape) != (samples, samples):
+        return None
+    for _ in range(MAX_OPERATIONS):
+        name = "" if function is None else type(function).__name__.partition("Backward")[0]
+        if name == "Mm":
+            left, right = saved_tensor(function, "self"), saved_tensor(function, "mat2")
+            if left is None or right is None or not left.shape[0] == samples == right.shape[1]:
+                return None
+            return left.detach().clone(), right.detach().t().clone()
+        if name not in _ELEMENTWISE:
+            return None
+        function = next((inner for inner, _ in function.next_functions if inner is not None), None)
+    return None
 
 
 def _comparisons(function: Any) -> Iterator[tuple[Any, torch.Tensor]]:

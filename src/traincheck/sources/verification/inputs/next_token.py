@@ -10,8 +10,15 @@ another token at one position.
 Several sequences may have the targets among their tokens. A source that a decoder translates may even be equal to them,
 and one sequence with k = r + 1 is enough. Samples may be in the second dimension.
 
-An autoencoder has k = 0, and sees everything; how little of it passes its bottleneck does not show. So k = 0 is judged
-only where r = 0. Sequences of numbers are judged only where they see a later target: a forecast may skip values.
+Targets may also be shifted along the samples, where a program takes these for the positions. Then they are tokens of
+other samples, and no output can know them. It is measured where one sample or one position has no target.
+
+The decoder of an autoencoder may be asked for the next token, and gets a latent of all tokens. So the call is executed
+once more with the latents as they were: what modules return that has no positions. If the output does not see its
+target then, it is left undecided.
+
+An autoencoder may also have k = 0. It sees everything, and how little passes its bottleneck does not show. So k = 0 is
+judged only where r = 0. Sequences of numbers are judged only where they see a later target: a forecast may skip values.
 """
 
 from __future__ import annotations
@@ -97,6 +104,44 @@ def _share(sequence: torch.Tensor, values: torch.Tensor, counted: torch.Tensor, 
     if number < max(MIN_COUNTED, int(counted.sum()) / 2):
         return 0.0
     return int((equal.flatten(2).all(2) if equal.dim() > 2 else equal)[compared].sum()) / number
+
+
+class Crossed(NamedTuple):
+    """A shift of targets in both dimensions of a sequence.
+
+    The last index of the `dimension` has no target. `offset` is the shift in the other dimension, and in this one it is
+    one.
+    """
+
+    dimension: int
+    offset: int
+
+
+def crossed_between(sequence: torch.Tensor, target: Target) -> Crossed | None:
+    """Return how far targets are shifted in both dimensions of a sequence of tokens.
+
+    None if they are no such tokens, or also tokens that are shifted in one dimension alone.
+    """
+    if sequence.dim() != 2 or sequence.is_floating_point() or target.values.is_floating_point():
+        return None
+    for dimension in (0, 1):
+        form = list(sequence.shape)
+        form[dimension] -= 1
+        if target.values.numel() != form[0] * form[1]:
+            continue
+        grids = (tensor.detach().reshape(form).to(sequence.device) for tensor in target)
+        values, counted = (grid.t() if dimension == 0 else grid for grid in grids)
+        tokens = sequence.t() if dimension == 0 else sequence
+        shares = {
+            (offset, beside): _share(tokens[:, beside : beside + values.shape[1]].t(), values.t(), counted.t(), offset)
+            for offset in OFFSETS
+            for beside in (0, 1)
+        }
+        best = max(shares, key=lambda shift: shares[shift])
+        others = [share for shift, share in shares.items() if shift != best]
+        if min(best) > 0 and shares[best] >= MIN_SHARE and max(others) <= MAX_OTHER_SHARE:
+            return Crossed(dimension, best[0])
+    return None
 
 
 def first_row(gradient: torch.Tensor, counted: torch.Tensor) -> int | None:
