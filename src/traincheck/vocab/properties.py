@@ -59,6 +59,7 @@ REACHES, DIFFERS_BETWEEN_PASSES, STAYS_WITHIN = "reaches", "differs between pass
 COVERS_A_PASS, IS_NOT_ZERO, ARE_USED, IS_WRITTEN = "covers a pass", "is not zero", "are used", "is written"
 COPIES_AGREE, RUNS_IN, IS_READ = "copies agree", "runs in", "is read"
 DIFFERS_FROM_OTHERS, IS_CURRENT, AVERAGES = "differs from others", "is current", "averages"
+IS_REGISTERED = "is registered"
 
 EQUAL, DISTINCT = "all equal", "all distinct"
 """Details of a comparison of several calls: every value is the same, or no two are."""
@@ -199,6 +200,7 @@ VERBS: dict[str, VerbTraits] = {
     DIFFERS_FROM_OTHERS: VerbTraits("a layer of a new model has random numbers of its own", expects_difference=True),
     IS_CURRENT: VerbTraits("a model has the weights of the training"),
     AVERAGES: VerbTraits("an average of weights follows them slowly"),
+    IS_REGISTERED: VerbTraits("a tensor that a model computes with is a parameter or a buffer"),
     RUNS_IN: VerbTraits("a model that is trained is in training mode"),
 }
 """Every verb of TrainCheck's own relations."""
