@@ -22,6 +22,7 @@ from traincheck.vocab.properties import (
     IS_LOWER,
     IS_NOT_ZERO,
     IS_READ,
+    IS_REGISTERED,
     IS_WRITTEN,
     MERGES,
     RUNS_IN,
@@ -57,14 +58,15 @@ DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradient
 UNSET_STATISTICS, AVERAGE, DECAY_OF_GROUPS = "unset_statistics", "average", "decay_of_groups"
 REPLACED_OVER_SAMPLES = "replaced_over_samples"
 ATTENTION, HEADS = "attention", "heads"
+RANDOM_WEIGHTS = "random_weights"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
 MEMORY, EQUAL_LAYERS, COPIES, CUT_OFF_PARAMETERS = (
     f"{PARAMETER}.{name}" for name in (UNINITIALISED, SAME_START, DIFFERENT_COPIES, CUT_OFF)
 )
-LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS, UNSET = (
-    f"module.{name}" for name in (PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS, ACTIVE, UNSET_STATISTICS)
+LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS, UNSET, UNREGISTERED = (
+    f"module.{name}" for name in (PRETRAINED, UNREAD_SETTINGS, UNUSED_LAYERS, ACTIVE, UNSET_STATISTICS, RANDOM_WEIGHTS)
 )
 ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
@@ -141,6 +143,7 @@ KEPT_IS_LOADED = Property(IS_LOADED, KEPT_WEIGHTS, "as it was kept")
 REACHED = Property(ARE_USED, GRAD, "and no detach cuts them off")
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
 STATISTICS_SET = Property(IS_WRITTEN, UNSET, "before they are used")
+REGISTERED = Property(IS_REGISTERED, UNREGISTERED, "in its module")
 STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
 EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
@@ -158,6 +161,7 @@ REPORTED_ERRORS = {
     CUT_OFF_PARAMETERS: REACHED,
     MEMORY: WRITTEN,
     UNSET: STATISTICS_SET,
+    UNREGISTERED: REGISTERED,
     EQUAL_LAYERS: STARTS_DIFFER,
     STALE_COPY: EVALUATES_TRAINED,
     NO_AVERAGE: AVERAGES_TRAINED,
@@ -208,6 +212,7 @@ _SENTENCES = {
     WEIGHED_ONCE: "losses that are accumulated are divided by the number of micro-batches once",
     FROM_ALL_MICRO_BATCHES: "the first update accumulates as many micro-batches as the number that divides each loss",
     AFTER_UNSCALING: "gradients of a scaled loss are unscaled before they are clipped or update parameters",
+    REGISTERED: "random weights between the layers of a model are parameters or buffers of it",
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",

@@ -39,6 +39,7 @@ from traincheck.vocab.builtin_rules import (
     SUCCESSION,
     UNREAD,
     UNREAD_BY_OPTIMIZER,
+    UNREGISTERED,
     UNSET,
     UNSTEPPED_SCHEDULER,
     UNUSED,
@@ -80,6 +81,9 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     MEMORY: lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
     UNSET: lambda readings: (
         f"{len(readings)} layers are in evaluation mode, and no batch has set their running mean and variance"
+    ),
+    UNREGISTERED: lambda readings: (
+        "random numbers made it, training computes with it, and it is neither a parameter nor a buffer"
     ),
     EQUAL_LAYERS: lambda readings: (
         f"{len(readings)} parameters are equal, and the seed was the same when they were made"

@@ -257,11 +257,12 @@ _TORCH_AND_OURS = tuple(str(Path(file).parent) + os.sep for file in (torch.__fil
 """Folders with the code of torch functions, and of TrainCheck's replacements."""
 
 
-def _is_replacement(func: Any) -> bool:
+def is_replacement(func: Any) -> bool:
+    """Return whether the program put a function in place of a torch function."""
     return type(func) is FunctionType and not func.__code__.co_filename.startswith(_TORCH_AND_OURS)
 
 
-def _original(func: Any) -> Any:
+def original_function(func: Any) -> Any:
     """Return the torch function that invoked the modes for `func`.
 
     Note [Patches are called once]: a torch function passes modes the function found under its name in its module. A
@@ -376,7 +377,7 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         except KeyError:
             observed = self._learn(func)
         if observed is _REPLACED:
-            return _original(func)(*args, **(kwargs or {}))
+            return original_function(func)(*args, **(kwargs or {}))
         if self.describes and not self._inside_described:
             return self._described(observed, func, types, args, kwargs)
         if observed is None or observed is _GRADIENT:
@@ -491,7 +492,7 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             meter.inside = outer + took
 
     def _learn(self, func: Any) -> _ObservedFunction | None:
-        observed = _REPLACED if _is_replacement(func) else None
+        observed = _REPLACED if is_replacement(func) else None
         try:
             name = function_name(func) if observed is None else None
             if name is not None and self._demand.records_call((name,)):

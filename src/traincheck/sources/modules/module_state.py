@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,10 +18,20 @@ from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes, shape_of
-from traincheck.vocab.builtin_rules import ACTIVE, PRETRAINED, UNREAD_SETTINGS, UNSET_STATISTICS, UNUSED_LAYERS
+from traincheck.vocab.builtin_rules import (
+    ACTIVE,
+    PRETRAINED,
+    RANDOM_WEIGHTS,
+    UNREAD_SETTINGS,
+    UNSET_STATISTICS,
+    UNUSED_LAYERS,
+)
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
+
+if TYPE_CHECKING:
+    from traincheck.sources.modules.plain_tensors import PlainTensorReadings
 
 KIND = "module"
 TRAINING, PARAMETERS, CLASS, INPUT = "training", "parameters", "class", "input"
@@ -71,6 +81,7 @@ class ModuleStateSource:
         self._trees: dict[int, _Tree] = {}
         self._construction: ConstructionReadings
         self._origins: ModelOrigins
+        self._plain: PlainTensorReadings | None = None
 
     def offers(self) -> str | None:
         return None
@@ -83,6 +94,7 @@ class ModuleStateSource:
             INPUT,
             PARAMETERS,
             PRETRAINED,
+            RANDOM_WEIGHTS,
             TRAINING,
             UNREAD_SETTINGS,
             UNSET_STATISTICS,
@@ -101,7 +113,37 @@ class ModuleStateSource:
             self._origins.attach(undo)
             self._calls.add_listener(recorder.guarded(self.name, self._read_module), outermost=True)
             recorder.after_gap(self.name, self._forget_reported, undo=undo, repeatable=True)
+            if RANDOM_WEIGHTS in self._attributes:
+                self._look_at_plain_tensors(recorder, undo)
         return undo
+
+    def _look_at_plain_tensors(self, recorder: Recorder, undo: UndoStack) -> None:
+        def begins(module: nn.Module, args: Any) -> None:
+            if not has_parameters(module) or "_is_replica" in module.__dict__:
+                return
+            if self._plain is None:
+                from traincheck.sources.modules.plain_tensors import PlainTensorReadings  # not before the first call
+
+                self._plain = PlainTensorReadings(self._catalog, recorder)
+            self._plain.call_begins(module, args)
+
+        def ended(output: Any) -> None:
+            if self._plain is not None:
+                self._plain.call_ends(output)
+
+        guarded = recorder.guarded(self.name, ended, always=True)
+
+        def ends(module: nn.Module, args: Any, output: Any) -> None:
+            if self._plain is not None and self._plain.follows:
+                guarded(output)
+                leave()  # also where the guard has not called
+
+        def leave() -> None:
+            if self._plain is not None:
+                self._plain.leave()
+
+        self._calls.add_listener(recorder.guarded(self.name, begins), ends, outermost=True)
+        undo.callback(leave)
 
     def _read_module(self, module: nn.Module, args: Any) -> None:
         if not has_parameters(module) or "_is_replica" in module.__dict__:
