@@ -14,6 +14,7 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.gradients.graph_source import GraphSource
 from traincheck.sources.gradients.idle_autocast import IdleAutocast
+from traincheck.sources.gradients.requested_accumulation import accumulation_before_update
 from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_compared
 from traincheck.sources.recording.api_names import parameter_names
 from traincheck.sources.recording.context_facts import CallContext, context_facts_with
@@ -24,7 +25,7 @@ from traincheck.sources.tensors.reading import NONE, hidden_from_modes
 from traincheck.vocab.builtin_rules import AUTOCAST, IDLE_REGION
 from traincheck.vocab.demand import SCALE, Demand
 from traincheck.vocab.events import LIFECYCLE
-from traincheck.vocab.facts import Facts, facts, merged
+from traincheck.vocab.facts import Facts, facts, merged, value_of
 
 BACKWARD = ("torch.autograd.backward",)
 GRAD = ("torch.autograd.grad",)
@@ -155,7 +156,7 @@ class AutogradSource:
             create_graph=create_graph,
             within=self._call_context.within,
         )
-        of_loss = _facts_of_loss(*args, **kwargs) if self._values else ()
+        of_loss = self._facts_of_loss(*args, **kwargs) if self._values else ()
         if self._gradients.has_leaf_input:
             of_loss, self._gradients.has_leaf_input = merged(of_loss, leaf_input=True), False
         opened = self._enter(BACKWARD, context, snapshot, args, kwargs, of_loss)
@@ -167,6 +168,14 @@ class AutogradSource:
         if self._autocast is not None and self._autocast.has_regions:
             self._autocast.backward_begins(loss, opened.call.seq)
         return opened
+
+    def _facts_of_loss(self, *args: Any, **kwargs: Any) -> Facts:
+        of_loss = _facts_of_loss(*args, **kwargs)
+        divisor = value_of(of_loss, "divided_by")
+        if not divisor:
+            return of_loss
+        number, state = accumulation_before_update()
+        return merged(of_loss, accumulation=state) if number == divisor else of_loss
 
     def _grad_begins(self, *args: Any, **kwargs: Any) -> _OpenBackward:
         context = context_facts_with(create_graph=bool(kwargs.get("create_graph")), within=self._call_context.within)
