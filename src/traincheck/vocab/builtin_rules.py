@@ -53,6 +53,7 @@ SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "nev
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
 UNSET_STATISTICS, AVERAGE = "unset_statistics", "average"
+GRADIENT, REDUCTION = "gradient", "reduction"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -67,6 +68,7 @@ ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 NO_AVERAGE = f"{MODEL}.{AVERAGE}"
+REDUCED_GRADIENT = f"{GRADIENT}.{REDUCTION}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
@@ -140,6 +142,7 @@ EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
+ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
 REPORTED_ERRORS = {
     IDLE: USED,
@@ -156,6 +159,7 @@ REPORTED_ERRORS = {
     UNSTEPPED_SCHEDULER: IS_STEPPED,
     IDLE_AUTOCAST: CASTS,
     COPIES: SAME_COPIES,
+    REDUCED_GRADIENT: ARE_ADDED,
 }
 """The property that each of these readings violates."""
 
@@ -200,6 +204,7 @@ _SENTENCES = {
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
+    ARE_ADDED: "ranks combine their parts of a gradient by a sum or a mean",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",

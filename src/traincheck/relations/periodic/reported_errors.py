@@ -28,6 +28,7 @@ from traincheck.vocab.builtin_rules import (
     KEPT_WEIGHTS,
     MEMORY,
     NO_AVERAGE,
+    REDUCED_GRADIENT,
     REPLACED_OPTIMIZER,
     REPORTED,
     REPORTED_ERRORS,
@@ -86,6 +87,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
     COPIES: lambda _: "",
+    REDUCED_GRADIENT: lambda readings: f"the collective combines the gradients of ranks by {readings[0].value}",
 }
 """What a finding says of readings of one site, by their quantity."""
 

@@ -16,6 +16,7 @@ import torch.distributed
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.distributed.async_messages import AsyncMessages
+from traincheck.sources.distributed.gradient_reductions import GradientReductions
 from traincheck.sources.distributed.process_groups import destroy_without_gil
 from traincheck.sources.distributed.replica_readings import KIND, USED_GRAD, HandAveraging
 from traincheck.sources.recording.api_names import parameter_names
@@ -25,6 +26,7 @@ from traincheck.sources.recording.frames import argument_names, local_values
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
+from traincheck.vocab.builtin_rules import GRADIENT, REDUCTION
 from traincheck.vocab.collectives import GROUP, NUMBER, PEER, PURPOSE, ranks_as_text
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE
@@ -85,7 +87,7 @@ class _OpenCollective(NamedTuple):
     """A call under way: its arguments before the call, and the tensors that receive the result.
 
     `peer_facts` say which ranks take part, `message` is the tensor sent or received asynchronously. An unwatched call
-    has no `call`.
+    has no `call`. `operation` is the argument `op`.
     """
 
     call: OpenCall | None
@@ -93,6 +95,7 @@ class _OpenCollective(NamedTuple):
     written: Any
     peer_facts: Facts = ()
     message: Any = None
+    operation: Any = None
 
 
 class _Messaging(threading.local):
@@ -115,6 +118,7 @@ class CollectiveSource:
     ) -> None:
         self._summaries = summaries
         self._averaging = averaging
+        self._reductions: GradientReductions | None = None
         self._call_context = call_context
         self._messages_in_flight = AsyncMessages(call_context)
         self._messages: Counter[tuple[bool, int, object]] = Counter()
@@ -126,6 +130,8 @@ class CollectiveSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         undo = UndoStack()
+        if self._averaging is not None and demand.takes_reading(GRADIENT, REDUCTION):
+            self._reductions = GradientReductions(self.name, recorder, self._averaging.gradients)
         # The compiler looks up collectives by identity, so its table has to hold the originals.
         importlib.import_module(f"{HOME}._functional_collectives")
         for name in RESULT_PARAMETERS:
@@ -190,6 +196,7 @@ class CollectiveSource:
         counted, messaging = name in (*_SENDS, *_RECEIVES), self._messaging
         is_followed = name in _SAME_ON_ALL and demand.takes_reading(KIND, USED_GRAD)
         averaging = self._averaging if is_followed else None
+        reductions = self._reductions if "op" in names else None
 
         def begins(*args: Any, **kwargs: Any) -> _OpenCollective | None:
             if not recorder.watching:
@@ -210,17 +217,18 @@ class CollectiveSource:
             else:
                 peer_facts = () if nested else self._message_facts(name, names, args, kwargs)
             written = _argument(RESULT_PARAMETERS[name], names, args, kwargs)
+            operation = None if reductions is None else _argument("op", names, args, kwargs)
             if request is None:
-                return _OpenCollective(call, None, written, peer_facts)
+                return _OpenCollective(call, None, written, peer_facts, operation=operation)
             is_async = name in STARTERS or _is_coalescing()
             before = summaries.record_arguments(call, request, args, kwargs, is_async=is_async)
             message = None
             if name in ("isend", "irecv") and not nested:
                 message = _argument("tensor", names, args, kwargs)
-            return _OpenCollective(call, before, written, peer_facts, message)
+            return _OpenCollective(call, before, written, peer_facts, message, operation)
 
         def ends(opened: _OpenCollective, result: Any) -> None:
-            call, before, written, peer_facts, message = opened
+            call, before, written, peer_facts, message, operation = opened
             if call is None:
                 messaging.active = False
                 return
@@ -235,6 +243,8 @@ class CollectiveSource:
                 )
             if averaging is not None and GROUP not in dict(peer_facts):
                 averaging.collective_ends(written)
+            if reductions is not None and operation is not None:
+                reductions.collective_ends(operation, written, call.seq, call.site)
             recorder.leave(call, merged(outcome, **dict(peer_facts)) if peer_facts else outcome)
 
         def failed(opened: _OpenCollective) -> None:

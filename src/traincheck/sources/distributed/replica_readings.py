@@ -109,7 +109,7 @@ class HandAveraging:
     """Finds the gradients that a program averages, or is to average, by itself. See Note [Averaging by hand]."""
 
     def __init__(self, gradients: Gradients) -> None:
-        self._gradients = gradients
+        self.gradients = gradients
         self._backwards = 0
         self._reduced = FilledMemory()  # since the last backward
         self._broadcast = FilledMemory()  # before the first update
@@ -120,7 +120,7 @@ class HandAveraging:
         if not several_ranks():
             return
         self._expire()
-        has_updated = self._gradients.counts()[2] > 0
+        has_updated = self.gradients.counts()[2] > 0
         with hidden_from_modes():
             for tensor in tensors if isinstance(tensors, (list, tuple)) else (tensors,):
                 memory = _memory_of(tensor)
@@ -165,7 +165,7 @@ class HandAveraging:
         self._broadcast.forget()
 
     def _expire(self) -> None:
-        backwards = self._gradients.counts()[0]
+        backwards = self.gradients.counts()[0]
         if backwards != self._backwards:
             self._reduced.forget()
             self._backwards = backwards
