@@ -23,6 +23,7 @@ from traincheck.vocab.properties import (
     IS_READ,
     IS_WRITTEN,
     RUNS_IN,
+    SAME_ON_RANKS,
     TAKES_OVER,
 )
 
@@ -53,7 +54,7 @@ SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "nev
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
 UNSET_STATISTICS, AVERAGE = "unset_statistics", "average"
-GRADIENT, REDUCTION = "gradient", "reduction"
+GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -68,7 +69,7 @@ ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 NO_AVERAGE = f"{MODEL}.{AVERAGE}"
-REDUCED_GRADIENT = f"{GRADIENT}.{REDUCTION}"
+REDUCED_GRADIENT, REPLICAS = f"{GRADIENT}.{REDUCTION}", f"{PARAMETER}.{REPLICA}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
@@ -143,6 +144,7 @@ AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
+ONE_MODEL = Property(SAME_ON_RANKS, REPLICAS, "if ranks compute one model")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
 REPORTED_ERRORS = {
     IDLE: USED,
@@ -204,6 +206,7 @@ _SENTENCES = {
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
+    ONE_MODEL: "ranks that compute one loss together use the same gradient of a parameter that each of them holds",
     ARE_ADDED: "ranks combine their parts of a gradient by a sum or a mean",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",

@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.distributed.async_messages import AsyncMessages
-from traincheck.sources.distributed.gradient_reductions import GradientReductions
 from traincheck.sources.distributed.process_groups import destroy_without_gil
 from traincheck.sources.distributed.replica_readings import KIND, USED_GRAD, HandAveraging
 from traincheck.sources.recording.api_names import parameter_names
@@ -31,6 +30,9 @@ from traincheck.vocab.collectives import GROUP, NUMBER, PEER, PURPOSE, ranks_as_
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, merged
+
+if TYPE_CHECKING:
+    from traincheck.sources.distributed.gradient_reductions import GradientReductions
 
 HOME = "torch.distributed"
 
@@ -130,8 +132,6 @@ class CollectiveSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         undo = UndoStack()
-        if self._averaging is not None and demand.takes_reading(GRADIENT, REDUCTION):
-            self._reductions = GradientReductions(self.name, recorder, self._averaging.gradients)
         # The compiler looks up collectives by identity, so its table has to hold the originals.
         importlib.import_module(f"{HOME}._functional_collectives")
         for name in RESULT_PARAMETERS:
@@ -196,7 +196,7 @@ class CollectiveSource:
         counted, messaging = name in (*_SENDS, *_RECEIVES), self._messaging
         is_followed = name in _SAME_ON_ALL and demand.takes_reading(KIND, USED_GRAD)
         averaging = self._averaging if is_followed else None
-        reductions = self._reductions if "op" in names else None
+        reduces = "op" in names and demand.takes_reading(GRADIENT, REDUCTION)
 
         def begins(*args: Any, **kwargs: Any) -> _OpenCollective | None:
             if not recorder.watching:
@@ -217,7 +217,7 @@ class CollectiveSource:
             else:
                 peer_facts = () if nested else self._message_facts(name, names, args, kwargs)
             written = _argument(RESULT_PARAMETERS[name], names, args, kwargs)
-            operation = None if reductions is None else _argument("op", names, args, kwargs)
+            operation = _argument("op", names, args, kwargs) if reduces else None
             if request is None:
                 return _OpenCollective(call, None, written, peer_facts, operation=operation)
             is_async = name in STARTERS or _is_coalescing()
@@ -243,8 +243,8 @@ class CollectiveSource:
                 )
             if averaging is not None and GROUP not in dict(peer_facts):
                 averaging.collective_ends(written)
-            if reductions is not None and operation is not None:
-                reductions.collective_ends(operation, written, call.seq, call.site)
+            if operation is not None:
+                self._reduction_ends(recorder, operation, written, call)
             recorder.leave(call, merged(outcome, **dict(peer_facts)) if peer_facts else outcome)
 
         def failed(opened: _OpenCollective) -> None:
@@ -255,6 +255,15 @@ class CollectiveSource:
         # Both ranks number their messages from the start of the run, so that the numbers match.
         guarded = partial(recorder.guarded, self.name, always=counted)
         return wrapping(guarded(begins), guarded(ends), guarded(failed))
+
+    def _reduction_ends(self, recorder: Recorder, operation: Any, written: Any, call: OpenCall) -> None:
+        if self._averaging is None:
+            return
+        if self._reductions is None:
+            from traincheck.sources.distributed.gradient_reductions import GradientReductions  # seldom used
+
+            self._reductions = GradientReductions(self.name, recorder, self._averaging.gradients)
+        self._reductions.collective_ends(operation, written, call.seq, call.site)
 
     def _message_facts(
         self, name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.gradients.graph_source import GraphSource
 from traincheck.sources.gradients.idle_autocast import IdleAutocast
-from traincheck.sources.gradients.requested_accumulation import accumulation_before_update
 from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_compared
 from traincheck.sources.recording.api_names import parameter_names
 from traincheck.sources.recording.context_facts import CallContext, context_facts_with
@@ -33,6 +34,8 @@ PARAMETER_GRAD = "parameter.grad"
 
 IS_NUMBERED = hasattr(torch.autograd, "_get_sequence_nr")
 """Whether this release of torch numbers operations, see idle_autocast.py."""
+
+_ACCELERATE = "accelerate.accelerator"
 
 _MAX_CHAIN = 4
 """Multiplications and divisions by a number at the end of a loss: one for the scale, others for averaging."""
@@ -165,6 +168,11 @@ class AutogradSource:
         self._graphs.describe(loss, opened.call.seq)
         if self._gradients.on_loss is not None:
             self._gradients.on_loss(loss)
+        if self._gradients.counts()[0] == 1 and several_ranks():
+            from traincheck.sources.distributed.early_replicas import loss_of_rank  # seldom used
+
+            with hidden_from_modes():
+                self._gradients.first_loss = loss_of_rank(loss)
         if self._autocast is not None and self._autocast.has_regions:
             self._autocast.backward_begins(loss, opened.call.seq)
         return opened
@@ -172,8 +180,10 @@ class AutogradSource:
     def _facts_of_loss(self, *args: Any, **kwargs: Any) -> Facts:
         of_loss = _facts_of_loss(*args, **kwargs)
         divisor = value_of(of_loss, "divided_by")
-        if not divisor:
+        if not divisor or _ACCELERATE not in sys.modules:
             return of_loss
+        from traincheck.sources.gradients.requested_accumulation import accumulation_before_update  # seldom used
+
         number, state = accumulation_before_update()
         return merged(of_loss, accumulation=state) if number == divisor else of_loss
 

@@ -26,8 +26,6 @@ def accumulation_before_update() -> tuple[int, str]:
 
     Otherwise, and at the end of a loader, return 0 and nothing.
     """
-    if _MODULE not in sys.modules:
-        return 0, ""
     frame = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame.f_code.co_name == _METHOD and frame.f_globals.get("__name__") == _MODULE:
