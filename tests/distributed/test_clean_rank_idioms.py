@@ -195,6 +195,64 @@ def main(kind):
 main(sys.argv[-1])
 """
 
+OTHER_REDUCTIONS = """
+import sys
+import time
+import torch
+import torch.distributed as dist
+
+class Quantized(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        scale = gradient.abs()
+        dist.all_reduce(scale, op=dist.ReduceOp.MAX)  # of each element, over ranks
+        gradient = (gradient / scale.clamp(min=1e-8) * 127).round() * scale / 127
+        dist.all_reduce(gradient)
+        return gradient / 2
+
+class Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, op=dist.ReduceOp.MAX)
+        return gradient
+
+def main(kind):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    body, head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+    parameters = [*body.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
+    torch.manual_seed(dist.get_rank())
+    for step in range(8):
+        x = torch.randn(8, 8)
+        hidden = {"quantized": Quantized, "largest": Largest}.get(kind, torch.autograd.Function)
+        h = body(x)
+        h = hidden.apply(h) if kind in ("quantized", "largest") else h
+        optimizer.zero_grad()
+        (head(h.tanh()) - x[:, :4]).pow(2).mean().backward()
+        largest = torch.stack([p.grad.abs().max() for p in parameters]).max()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        for p in parameters:
+            dist.all_reduce(p.grad, op=dist.ReduceOp.MAX if kind == "maximum" else dist.ReduceOp.SUM)
+            p.grad /= 2
+        optimizer.step()
+    dist.barrier()
+    del optimizer, parameters
+    dist.destroy_process_group()
+    time.sleep(0.5)
+
+main(sys.argv[-1])
+"""
+
 
 def report(folder: Path, program: str, *words: str) -> dict[str, object]:
     """The report of two ranks under `traincheck run` with the shipped packs."""
@@ -260,3 +318,18 @@ def test_replicas_that_are_averaged_in_part_are_reported(kind: str, tmp_path: Pa
     first = next(finding for finding in content["findings"] if finding["severity"] == "error")  # type: ignore[attr-defined]
     assert (first["diagnosis"], first["step"]) == ("gradients-differ-between-ranks", 1)
     assert any(name.endswith("3.bias") for name in first["variables"]) or kind == "matrices"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sum", pytest.param("quantized", marks=pytest.mark.long)])
+def test_statistics_of_gradients_may_be_a_maximum_over_ranks(kind: str, tmp_path: Path) -> None:
+    content = report(tmp_path, OTHER_REDUCTIONS, kind)
+    assert [found for found in content["findings"] if found["severity"] == "error"] == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["maximum", "largest"])
+def test_gradients_that_are_a_maximum_over_ranks_are_reported(kind: str, tmp_path: Path) -> None:
+    content = report(tmp_path, OTHER_REDUCTIONS, kind)
+    errors = [found for found in content["findings"] if found["severity"] == "error"]  # type: ignore[attr-defined]
+    assert ("gradients-combined-wrongly", 1) in {(found["diagnosis"], found["step"]) for found in errors}

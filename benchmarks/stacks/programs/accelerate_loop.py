@@ -6,7 +6,7 @@ import tempfile
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate.utils import GradientAccumulationPlugin, ProjectConfiguration, set_seed
 from tiny import digest
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -42,13 +42,14 @@ def evaluate(accelerator, model, loader):
     return torch.cat(correct).mean().item()
 
 
-def train(seed, folder, resume=None):
+def train(seed, folder, sync_each_batch, resume=None):
     """Train for all epochs, or from the checkpoint `resume`: its folder, its epoch and its batches in that epoch."""
     set_seed(seed)
     project = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=False)
     loading = DataLoaderConfiguration(use_seedable_sampler=True)
+    accumulation = GradientAccumulationPlugin(num_steps=ACCUMULATION, sync_each_batch=sync_each_batch)
     accelerator = Accelerator(
-        gradient_accumulation_steps=ACCUMULATION, cpu=True, project_config=project, dataloader_config=loading
+        gradient_accumulation_plugin=accumulation, cpu=True, project_config=project, dataloader_config=loading
     )
     model = Classifier()
     decayed = [value for value in model.parameters() if value.ndim > 1]
@@ -94,11 +95,12 @@ def train(seed, folder, resume=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sync-each-batch", action="store_true", help="exchange the gradients of each micro-batch")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = train(args.seed, folder)
+        model = train(args.seed, folder, args.sync_each_batch)
         print("weights", digest(model))
-        again = train(args.seed, folder, resume=(f"{folder}/middle", 1, 4))
+        again = train(args.seed, folder, args.sync_each_batch, resume=(f"{folder}/middle", 1, 4))
         print("resumed weights", digest(again))
 
 

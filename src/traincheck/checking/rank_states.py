@@ -25,6 +25,7 @@ QUANTITIES = {
     "parameter.used_data": "parameters",
     "parameter.first_data": "parameters",
     "parameter.data": "parameters",
+    "parameter.replica": "gradients",
     "module.batch": "batches",
 }
 """The quantity that ranks hold, by subject."""

@@ -31,8 +31,10 @@ from traincheck.vocab.builtin_rules import (
     OF_LOGARITHMS,
     OF_MICRO_BATCHES,
     OF_SCORES,
+    ONE_MODEL,
     OVER_CLASSES,
     REPLACED_OPTIMIZER,
+    REPLICAS,
     REPORTED,
     REPORTED_ERRORS,
     SAME_SHAPE,
@@ -46,10 +48,10 @@ from traincheck.vocab.builtin_rules import (
     sentence_of,
 )
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
-from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.occasion import RANKS, Property, Subject
 
-RELATION = "Periodic"
-"""The relation that judges them."""
+RELATION, OF_RANKS = "Periodic", "Consistent"
+"""The relation that judges them, and the one that compares ranks."""
 
 
 def of_training() -> tuple[Invariant, ...]:
@@ -80,6 +82,12 @@ def of_training() -> tuple[Invariant, ...]:
     )
 
 
+def of_ranks() -> tuple[Invariant, ...]:
+    """The rules about ranks of one model. They are deployed where other rules compare ranks, because their relation is
+    large."""
+    return (_rule(Subject(REPLICAS, RANKS), ONE_MODEL, ERROR, OF_RANKS),)
+
+
 def is_always_deployed(rule: Invariant) -> bool:
     """Whether a rule is deployed without a request. Such a rule is reported only if it is violated."""
     return rule.id in _ids() and not rule.support.runs
@@ -87,8 +95,8 @@ def is_always_deployed(rule: Invariant) -> bool:
 
 @functools.cache
 def _ids() -> frozenset[str]:
-    return frozenset(rule.id for rule in of_training())
+    return frozenset(rule.id for rule in (*of_training(), *of_ranks()))
 
 
-def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:
-    return builtin_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))
+def _rule(subject: Subject, prop: Property, severity: str, relation: str = RELATION) -> Invariant:
+    return builtin_rule(relation, subject, prop, severity, sentence_of(subject, prop))

@@ -26,6 +26,7 @@ from traincheck.vocab.properties import (
     IS_WRITTEN,
     MERGES,
     RUNS_IN,
+    SAME_ON_RANKS,
     TAKES_OVER,
 )
 
@@ -59,6 +60,7 @@ UNSET_STATISTICS, AVERAGE, DECAY_OF_GROUPS = "unset_statistics", "average", "dec
 REPLACED_OVER_SAMPLES = "replaced_over_samples"
 ATTENTION, HEADS = "attention", "heads"
 RANDOM_WEIGHTS = "random_weights"
+GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -75,6 +77,7 @@ REPLACED_WITHOUT_LOADER = f"optimizer.{REPLACED_OVER_SAMPLES}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
 MERGED_HEADS = f"{ATTENTION}.{HEADS}"
+REDUCED_GRADIENT, REPLICAS = f"{GRADIENT}.{REDUCTION}", f"{PARAMETER}.{REPLICA}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
@@ -151,6 +154,8 @@ IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the 
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
 MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
+ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
+ONE_MODEL = Property(SAME_ON_RANKS, REPLICAS, "if ranks compute one model")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
 REPORTED_ERRORS = {
     IDLE: USED,
@@ -171,6 +176,7 @@ REPORTED_ERRORS = {
     COPIES: SAME_COPIES,
     MISPLACED_DECAY: DECAYS_MATRICES,
     REPLACED_WITHOUT_LOADER: KEEPS_STATE,
+    REDUCED_GRADIENT: ARE_ADDED,
 }
 """The property that each of these readings violates."""
 
@@ -216,6 +222,8 @@ _SENTENCES = {
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
+    ONE_MODEL: "ranks that compute one loss together use the same gradient of a parameter that each of them holds",
+    ARE_ADDED: "ranks combine their parts of a gradient by a sum or a mean",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",

@@ -13,7 +13,7 @@ DIAGNOSIS = Diagnosis(
     problem="The gradient that is accumulated over micro-batches is not that of the whole batch. Either the "
     "micro-batches have different numbers of elements (tokens that count, for example), and elements of one weigh more "
     "than those of another. Or each loss is divided by the number of micro-batches twice, or an update has fewer of "
-    "them than that number.",
+    "them than that number: at the first one, or at each one because the context that accumulates is missing.",
     advice=(
         "Sum the loss over the elements of each micro-batch, and divide by the number of elements of all micro- "
         "batches.",
@@ -21,6 +21,8 @@ DIAGNOSIS = Diagnosis(
         "may divide it as well.",
         "Check the condition of the update: with `i % k == 0`, the first update has one micro-batch; use "
         "`(i + 1) % k == 0`.",
+        "With Accelerate, put each step into `with accelerator.accumulate(model):`. Without it, "
+        "`gradient_accumulation_steps` only divides each loss.",
         "If only the last batch of an epoch is smaller, set drop_last=True or weigh it by its size.",
     ),
     explains=(

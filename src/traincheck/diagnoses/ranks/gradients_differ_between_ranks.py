@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.consistent.replicas import USED_GRAD
-from traincheck.vocab.builtin_rules import AFTER_AVERAGING
+from traincheck.vocab.builtin_rules import AFTER_AVERAGING, ONE_MODEL
 from traincheck.vocab.properties import SAME_ON_RANKS
 
 DIAGNOSIS = Diagnosis(
@@ -19,10 +19,12 @@ DIAGNOSIS = Diagnosis(
         "If you use no_sync for gradient accumulation, leave it for the last backward before each update.",
         "If you average gradients by yourself, check that the loop covers all parameters (biases, normalization "
         "layers, every part of the model), and that clipping comes after it.",
+        "With tensor parallelism, reduce the gradient of the input of a layer that is split over its outputs.",
         "Check the collective that reduces these gradients, and how each rank uses its result.",
     ),
     explains=(
         Match(verb=SAME_ON_RANKS, object=USED_GRAD),
+        Match(verb=SAME_ON_RANKS, object=ONE_MODEL.object),
         Match(verb=AFTER_AVERAGING.verb, object=AFTER_AVERAGING.object, detail=AFTER_AVERAGING.detail),
     ),
     priority=2,

@@ -13,7 +13,8 @@ Source: OSDI '25, section 3.2. Its parts:
   passes (pass_ends.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
-* one name on several ranks (replicas.py and buffers.py), their batches (batches.py) and seeds (seeds.py);
+* one name on several ranks (replicas.py and buffers.py), their batches (batches.py) and seeds (seeds.py), and the
+  copies that ranks of one model hold (one_model.py);
 * steps that are computed twice (replayed_steps.py), and parts that are computed in a second way (experiments.py);
 * what runs of the program do at some time (whole_runs.py).
 
@@ -39,6 +40,7 @@ from traincheck.relations.consistent.constancy import Constancy
 from traincheck.relations.consistent.descriptions import Descriptions
 from traincheck.relations.consistent.experiments import Experiments
 from traincheck.relations.consistent.learning_rates import LearningRates
+from traincheck.relations.consistent.one_model import OneModel
 from traincheck.relations.consistent.pass_ends import PassEnds
 from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.readiness import Readiness
@@ -85,12 +87,13 @@ class Consistent(Composite):
         Batches,
         Buffers,
         Seeds,
+        OneModel,
         Replicas,
     )
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         super().__init__(interest)
-        self._comparing = (Replicas(), Batches(), Buffers(), Seeds())
+        self._comparing = (Replicas(), Batches(), Buffers(), Seeds(), OneModel())
         self._compares = interest is None or any(subject.grain == RANKS for subject in interest)
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:

@@ -9,7 +9,10 @@ A loss that is divided by a number k has the weight of one of k micro-batches. T
 (a temperature, a mean of two losses), so other updates have to show it: k backwards of one line came before them. Then
 two errors are certain: two operations divide each loss by k, or the first update has fewer backwards. The first update
 is that of the process, in the first step of training. (The last update of an epoch may have fewer as well, because the
-batches end.) Such rules need no good run (builtin_rules.py), so an occasion arises only if they fail.
+batches end.) An accelerator that divides by k was asked to accumulate, and its context counts the micro-batches. An
+update before the kth of them is an error by itself, if it happens twice (sources/gradients/requested_accumulation.py).
+
+Such rules need no good run (builtin_rules.py), so an occasion arises only if they fail.
 
 Known limitations: steps of an optimizer before the first call of the model are not judged, nor is its first update
 after a gap. Micro-batches are not judged if several optimizers step by themselves.
@@ -26,7 +29,7 @@ from traincheck.relations.parts import BACKWARD, FORWARD, NEXT, UPDATE, Part, ca
 from traincheck.vocab.builtin_rules import FROM_ALL_MICRO_BATCHES, GRAD, MICRO_BATCHES, WEIGHED_ONCE, sentence_of
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import MODULE, Call, Window
-from traincheck.vocab.facts import facts, value_of
+from traincheck.vocab.facts import FactValue, facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import LEARNS_FROM
 
@@ -40,6 +43,9 @@ MAX_OPTIMIZERS = 10_000
 
 MAX_BACKWARDS = 100_000
 """Beyond this, backwards since the last update are not counted."""
+
+_FIRST_UPDATES = 2
+"""Updates with a single micro-batch that show a missing context: the first one may be made by a counter from 0."""
 
 
 class BackwardBeforeStep(Part):
@@ -115,10 +121,15 @@ class MicroBatchWeights(Part):
         self._follows_first = True  # the first updates are still to be judged
         self._first: tuple[_MicroBatch, int, str] | None = None  # a micro-batch of the first update, its step, its user
         self._fetched: Counter[str] = Counter()  # batches up to the first update, by loader
+        self._accumulation: FactValue = (
+            None  # whether an accelerator updates `early` after the latest backward, or `due`
+        )
+        self._single: int | None = 0  # updates after one micro-batch of several, None after any other update
 
     def forget(self) -> None:
         self._micro_batches = []
         self._follows_first = False
+        self._single = None
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for an update whose losses were divided by the wrong number, once for each line."""
@@ -133,6 +144,11 @@ class MicroBatchWeights(Part):
                 self._note(call, window)
             elif self._micro_batches:
                 micro_batches, self._micro_batches = self._micro_batches, []
+                if self._lacks_requested(micro_batches):
+                    count = micro_batches[0].divided_by
+                    note = f"the accelerator is to accumulate {count} micro-batches and divides each loss by {count}, "
+                    note += "and each update follows one backward"
+                    yield _weights(window, FROM_ALL_MICRO_BATCHES, call, note)
                 if self._is_divided_twice(micro_batches) and call.site not in self._reported:
                     self._reported.add(call.site)
                     note = "each loss since the last update was divided twice by the number of backwards"
@@ -151,9 +167,23 @@ class MicroBatchWeights(Part):
             around = window.changes_of.get(call.seq, ())
             # Gradients from before the observation: the program had begun to accumulate.
             self._follows_first = all(change.before != "some" for change in around if change.attribute == "grad")
+        self._accumulation = value_of(call.result, "accumulation")
         if len(self._micro_batches) < MAX_BACKWARDS:
             numbers = (value_of(call.result, name) for name in ("divided_by", "divided_twice"))
-            self._micro_batches.append(_MicroBatch(call.site, *(int(number(value) or 0) for value in numbers)))
+            divisors = (int(number(value) or 0) for value in numbers)
+            self._micro_batches.append(_MicroBatch(call.site, *divisors))
+
+    def _lacks_requested(self, micro_batches: list[_MicroBatch]) -> bool:
+        """Follow the first two updates; whether each had one of several requested micro-batches."""
+        if self._single is None:
+            return False
+        state = self._accumulation if len(micro_batches) == 1 else None
+        is_early = state == "early" or (state is not None and self._single > 0)  # a wrong count comes to k in the end
+        self._single = self._single + 1 if is_early else None
+        if self._single != _FIRST_UPDATES:
+            return False
+        self._single = None
+        return True
 
     @staticmethod
     def _is_divided_twice(micro_batches: list[_MicroBatch]) -> bool:

@@ -30,6 +30,7 @@ from traincheck.vocab.builtin_rules import (
     MISPLACED_DECAY,
     MERGED_HEADS,
     NO_AVERAGE,
+    REDUCED_GRADIENT,
     REPLACED_OPTIMIZER,
     REPLACED_WITHOUT_LOADER,
     REPORTED,
@@ -98,6 +99,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
     MERGED_HEADS: lambda readings: f"a reshape of its result mixes heads and positions: {readings[0].value}",
     COPIES: lambda _: "",
+    REDUCED_GRADIENT: lambda readings: f"the collective combines the gradients of ranks by {readings[0].value}",
 }
 """What a finding says of readings of one site, by their quantity."""
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed
 
@@ -25,10 +25,14 @@ from traincheck.sources.recording.frames import argument_names, local_values
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
+from traincheck.vocab.builtin_rules import GRADIENT, REDUCTION
 from traincheck.vocab.collectives import GROUP, NUMBER, PEER, PURPOSE, ranks_as_text
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, merged
+
+if TYPE_CHECKING:
+    from traincheck.sources.distributed.gradient_reductions import GradientReductions
 
 HOME = "torch.distributed"
 
@@ -85,7 +89,7 @@ class _OpenCollective(NamedTuple):
     """A call under way: its arguments before the call, and the tensors that receive the result.
 
     `peer_facts` say which ranks take part, `message` is the tensor sent or received asynchronously. An unwatched call
-    has no `call`.
+    has no `call`. `operation` is the argument `op`.
     """
 
     call: OpenCall | None
@@ -93,6 +97,7 @@ class _OpenCollective(NamedTuple):
     written: Any
     peer_facts: Facts = ()
     message: Any = None
+    operation: Any = None
 
 
 class _Messaging(threading.local):
@@ -115,6 +120,7 @@ class CollectiveSource:
     ) -> None:
         self._summaries = summaries
         self._averaging = averaging
+        self._reductions: GradientReductions | None = None
         self._call_context = call_context
         self._messages_in_flight = AsyncMessages(call_context)
         self._messages: Counter[tuple[bool, int, object]] = Counter()
@@ -190,6 +196,7 @@ class CollectiveSource:
         counted, messaging = name in (*_SENDS, *_RECEIVES), self._messaging
         is_followed = name in _SAME_ON_ALL and demand.takes_reading(KIND, USED_GRAD)
         averaging = self._averaging if is_followed else None
+        reduces = "op" in names and demand.takes_reading(GRADIENT, REDUCTION)
 
         def begins(*args: Any, **kwargs: Any) -> _OpenCollective | None:
             if not recorder.watching:
@@ -210,17 +217,18 @@ class CollectiveSource:
             else:
                 peer_facts = () if nested else self._message_facts(name, names, args, kwargs)
             written = _argument(RESULT_PARAMETERS[name], names, args, kwargs)
+            operation = _argument("op", names, args, kwargs) if reduces else None
             if request is None:
-                return _OpenCollective(call, None, written, peer_facts)
+                return _OpenCollective(call, None, written, peer_facts, operation=operation)
             is_async = name in STARTERS or _is_coalescing()
             before = summaries.record_arguments(call, request, args, kwargs, is_async=is_async)
             message = None
             if name in ("isend", "irecv") and not nested:
                 message = _argument("tensor", names, args, kwargs)
-            return _OpenCollective(call, before, written, peer_facts, message)
+            return _OpenCollective(call, before, written, peer_facts, message, operation)
 
         def ends(opened: _OpenCollective, result: Any) -> None:
-            call, before, written, peer_facts, message = opened
+            call, before, written, peer_facts, message, operation = opened
             if call is None:
                 messaging.active = False
                 return
@@ -235,6 +243,8 @@ class CollectiveSource:
                 )
             if averaging is not None and GROUP not in dict(peer_facts):
                 averaging.collective_ends(written)
+            if operation is not None:
+                self._reduction_ends(recorder, operation, written, call)
             recorder.leave(call, merged(outcome, **dict(peer_facts)) if peer_facts else outcome)
 
         def failed(opened: _OpenCollective) -> None:
@@ -245,6 +255,15 @@ class CollectiveSource:
         # Both ranks number their messages from the start of the run, so that the numbers match.
         guarded = partial(recorder.guarded, self.name, always=counted)
         return wrapping(guarded(begins), guarded(ends), guarded(failed))
+
+    def _reduction_ends(self, recorder: Recorder, operation: Any, written: Any, call: OpenCall) -> None:
+        if self._averaging is None:
+            return
+        if self._reductions is None:
+            from traincheck.sources.distributed.gradient_reductions import GradientReductions  # seldom used
+
+            self._reductions = GradientReductions(self.name, recorder, self._averaging.gradients)
+        self._reductions.collective_ends(operation, written, call.seq, call.site)
 
     def _message_facts(
         self, name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -44,9 +44,13 @@ from traincheck.sources.tensors.reading import (
     same_part,
 )
 from traincheck.sources.tensors.reading import states as states_of
+from traincheck.vocab.builtin_rules import REPLICA
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
 from traincheck.vocab.facts import Facts, facts, merged
+
+if TYPE_CHECKING:
+    from traincheck.sources.distributed.early_replicas import EarlyReplicas
 
 SOURCE = "optimizers"
 KIND = "parameter"
@@ -109,7 +113,7 @@ class HandAveraging:
     """Finds the gradients that a program averages, or is to average, by itself. See Note [Averaging by hand]."""
 
     def __init__(self, gradients: Gradients) -> None:
-        self._gradients = gradients
+        self.gradients = gradients
         self._backwards = 0
         self._reduced = FilledMemory()  # since the last backward
         self._broadcast = FilledMemory()  # before the first update
@@ -120,7 +124,7 @@ class HandAveraging:
         if not several_ranks():
             return
         self._expire()
-        has_updated = self._gradients.counts()[2] > 0
+        has_updated = self.gradients.counts()[2] > 0
         with hidden_from_modes():
             for tensor in tensors if isinstance(tensors, (list, tuple)) else (tensors,):
                 memory = _memory_of(tensor)
@@ -165,7 +169,7 @@ class HandAveraging:
         self._broadcast.forget()
 
     def _expire(self) -> None:
-        backwards = self._gradients.counts()[0]
+        backwards = self.gradients.counts()[0]
         if backwards != self._backwards:
             self._reduced.forget()
             self._backwards = backwards
@@ -205,11 +209,13 @@ class ReplicaReadings:
         self._data = demand.takes_reading(KIND, USED_DATA)
         self._grad = demand.takes_reading(KIND, USED_GRAD)
         self._first = demand.takes_reading(KIND, FIRST_DATA)
+        self._follows_first = demand.takes_reading(KIND, REPLICA)  # updates
+        self._early: EarlyReplicas | None = None
 
     @property
     def should_read(self) -> bool:
         """Whether other ranks exist to compare with."""
-        return (self._data or self._grad or self._first) and several_ranks()
+        return (self._data or self._grad or self._first or self._follows_first) and several_ranks()
 
     def built(self, held: Sequence[Held], call: int) -> None:
         """Read the variables of a new optimizer. Call under `hidden_from_modes`."""
@@ -229,6 +235,8 @@ class ReplicaReadings:
         Call under `hidden_from_modes`.
         """
         names = [variable.name for variable, _ in held]
+        if self._follows_first:
+            self._follow_first(held, data, call)
         if self._data:
             firsts = [_state_at_first(variable, tensor) for variable, tensor in held]
 
@@ -259,6 +267,14 @@ class ReplicaReadings:
 
             values = [*grads, *(states[index] for index in with_grad)]
             self._recorder.transfers.when_ready(SOURCE, values, conclude_grads, events=len(with_grad))
+
+    def _follow_first(self, held: Sequence[Held], data: Sequence[Fingerprint], call: int) -> None:
+        if self._early is None:
+            from traincheck.sources.distributed.early_replicas import EarlyReplicas  # not without several ranks
+
+            self._early = EarlyReplicas(self._recorder, self._by_hand.gradients)
+        self._early.step_begins(held, data, call)
+        self._follows_first = not self._early.is_over
 
     def _record(self, seq: int, call: int, variable: str, attribute: str, value: int, context: Facts) -> None:
         self._recorder.record_reading(Reading(seq, call, variable, KIND, attribute, value, context=context))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.gradients.graph_source import GraphSource
 from traincheck.sources.gradients.idle_autocast import IdleAutocast
@@ -24,7 +26,7 @@ from traincheck.sources.tensors.reading import NONE, hidden_from_modes
 from traincheck.vocab.builtin_rules import ATTENTION, AUTOCAST, HEADS, IDLE_REGION
 from traincheck.vocab.demand import SCALE, Demand
 from traincheck.vocab.events import LIFECYCLE, Reading
-from traincheck.vocab.facts import Facts, facts, merged
+from traincheck.vocab.facts import Facts, facts, merged, value_of
 
 BACKWARD = ("torch.autograd.backward",)
 GRAD = ("torch.autograd.grad",)
@@ -36,6 +38,7 @@ IS_NUMBERED = hasattr(torch.autograd, "_get_sequence_nr")
 _HEADS_BACKWARDS = 3
 """Backwards in whose graphs attention is looked for, see merged_heads.py: a program has the error in each."""
 
+_ACCELERATE = "accelerate.accelerator"
 _MAX_CHAIN = 4
 """Multiplications and divisions by a number at the end of a loss: one for the scale, others for averaging."""
 
@@ -161,7 +164,7 @@ class AutogradSource:
             create_graph=create_graph,
             within=self._call_context.within,
         )
-        of_loss = _facts_of_loss(*args, **kwargs) if self._values else ()
+        of_loss = self._facts_of_loss(*args, **kwargs) if self._values else ()
         if self._gradients.has_leaf_input:
             of_loss, self._gradients.has_leaf_input = merged(of_loss, leaf_input=True), False
         opened = self._enter(BACKWARD, context, snapshot, args, kwargs, of_loss)
@@ -170,6 +173,11 @@ class AutogradSource:
         self._graphs.describe(loss, opened.call.seq)
         if self._gradients.on_loss is not None:
             self._gradients.on_loss(loss)
+        if self._gradients.counts()[0] == 1 and several_ranks():
+            from traincheck.sources.distributed.early_replicas import loss_of_rank  # seldom used
+
+            with hidden_from_modes():
+                self._gradients.first_loss = loss_of_rank(loss)
         if self._autocast is not None and self._autocast.has_regions:
             self._autocast.backward_begins(loss, opened.call.seq)
         if self._reports_heads and self._heads_left:
@@ -186,6 +194,14 @@ class AutogradSource:
             name, value = self._gradients.name_of(parameters), f"{list(before)} becomes {list(after)}"
             self._recorder.record_reading(Reading(self._recorder.next_seq(), call, name, ATTENTION, HEADS, value))
 
+    def _facts_of_loss(self, *args: Any, **kwargs: Any) -> Facts:
+        of_loss = _facts_of_loss(*args, **kwargs)
+        divisor = value_of(of_loss, "divided_by")
+        if not divisor or _ACCELERATE not in sys.modules:
+            return of_loss
+        from traincheck.sources.gradients.requested_accumulation import accumulation_before_update  # seldom used
+        number, state = accumulation_before_update()
+        return merged(of_loss, accumulation=state) if number == divisor else of_loss
     def _grad_begins(self, *args: Any, **kwargs: Any) -> _OpenBackward:
         context = context_facts_with(create_graph=bool(kwargs.get("create_graph")), within=self._call_context.within)
         return self._enter(GRAD, context, None, args, kwargs)

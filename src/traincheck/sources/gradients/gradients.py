@@ -108,6 +108,8 @@ class Gradients:
         self.has_leaf_input = False
         """Whether a model was called on a leaf that requires a gradient since the last backward: then it is about the
         input. (Checkpointing calls modules on such leaves inside a backward.)"""
+        self.first_loss: float | None = None
+        """The loss of the first backward in a job of several ranks, see early_replicas.py."""
         self.are_all = True
         self.fresh: set[Variable] = set()
         """Variables whose gradient a backward made since the last optimizer step; other gradients are older."""

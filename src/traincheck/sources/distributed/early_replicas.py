@@ -1,0 +1,129 @@
+"""Reads the parameters of the first two updates and their first gradients, so that ranks of one model compare them.
+
+relations/consistent/one_model.py compares them. A reading has the fingerprint of the parameter before its second
+update. Its context has the fingerprint before the first one (`first`), the norm of the first gradient, whether the
+parameter began with different elements (`random`), and the loss of the first backward of the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.gradients.gradients import Gradients, Held
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.device_transfers import NextSeq
+from traincheck.sources.tensors.reading import PLAIN, Fingerprint
+from traincheck.vocab.builtin_rules import PARAMETER, REPLICA
+from traincheck.vocab.events import Reading
+from traincheck.vocab.facts import facts
+
+SOURCE = "optimizers"
+
+MAX_UPDATES = 16
+"""First updates that are looked at: a program has few optimizers."""
+
+
+class _First(NamedTuple):
+    """A parameter before its first update."""
+
+    value: int
+    norm: float
+    is_random: bool
+
+
+class EarlyReplicas:
+    """Follows each variable up to its second update with a gradient."""
+
+    def __init__(self, recorder: Recorder, gradients: Gradients) -> None:
+        self._recorder = recorder
+        self._gradients = gradients
+        self._updates = 0
+        self._first: dict[str, _First] = {}
+        self._done: set[str] = set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the first updates are over."""
+        return self._updates >= MAX_UPDATES
+
+    def step_begins(self, held: Sequence[Held], data: Sequence[Fingerprint], call: int) -> None:
+        """Read the variables of an optimizer, whose fingerprints are `data`. Call under `hidden_from_modes`."""
+        self._updates += 1
+        if self._updates > MAX_UPDATES or self._gradients.first_loss is None:
+            return
+        trained = [
+            (variable.name, tensor, value)
+            for (variable, tensor), value in zip(held, data, strict=True)
+            if value is not None and variable.name not in self._done and _is_plain(tensor)
+        ]
+        seconds = [(name, value) for name, _, value in trained if name in self._first]
+        self._done.update(name for name, _ in seconds)
+        self._read_second(seconds, call)
+        self._read_first([(name, tensor, value) for name, tensor, value in trained if name not in self._first])
+
+    def _read_first(self, trained: Sequence[tuple[str, torch.Tensor, Fingerprint]]) -> None:
+        if not trained:
+            return
+        names = [name for name, _, _ in trained]
+        norms = _numbers([torch.linalg.vector_norm(tensor.grad, dtype=torch.float32) for _, tensor, _ in trained])
+        spreads = _numbers([(tensor.max() - tensor.min()).float() for _, tensor, _ in trained])
+
+        def conclude(resolved: list[Any], _: NextSeq) -> None:
+            for name, norm, spread, value in zip(names, norms, spreads, resolved, strict=True):
+                if value is not None:
+                    self._first[name] = _First(value, norm, spread > 0)
+
+        self._recorder.transfers.when_ready(SOURCE, [value for _, _, value in trained], conclude, events=0)
+
+    def _read_second(self, seconds: Sequence[tuple[str, Fingerprint]], call: int) -> None:
+        names, loss = [name for name, _ in seconds], self._gradients.first_loss
+
+        def conclude(resolved: list[Any], next_seq: NextSeq) -> None:
+            for name, value in zip(names, resolved, strict=True):
+                first = self._first[name]
+                context = facts(first=first.value, norm=first.norm, random=first.is_random, loss=loss)
+                self._recorder.record_reading(
+                    Reading(next_seq(), call, name, PARAMETER, REPLICA, value, context=context)
+                )
+
+        if names:
+            self._recorder.transfers.when_ready(SOURCE, [value for _, value in seconds], conclude, events=len(names))
+
+
+def loss_of_rank(loss: Any) -> float | None:
+    """The value of a loss, if it is precise enough to be the same on two ranks only where they compute one model.
+
+    Call under `hidden_from_modes`.
+    """
+    if type(loss) is not torch.Tensor or loss.numel() != 1 or loss.dtype not in (torch.float32, torch.float64):
+        return None
+    value, rounded = torch.stack(
+        [loss.detach().reshape(()), loss.detach().reshape(()).bfloat16().to(loss.dtype)]
+    ).tolist()
+    return value if value != rounded else None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    gradient = tensor.grad
+    return (
+        type(tensor) in PLAIN
+        and type(gradient) in PLAIN
+        and tensor.numel() > 1
+        and tensor.is_floating_point()
+        and gradient.layout is torch.strided
+    )
+
+
+def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
+    """Fetch numbers, with one transfer for each device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for index, value in enumerate(values):
+        by_device.setdefault(value.device, []).append(index)
+    numbers = [0.0] * len(values)
+    for indices in by_device.values():
+        for index, number in zip(indices, torch.stack([values[i].detach() for i in indices]).tolist(), strict=True):
+            numbers[index] = number
+    return numbers
