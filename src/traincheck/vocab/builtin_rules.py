@@ -8,7 +8,7 @@ that judge them (in `relations/periodic/`: `zero_gradients.py`, `gradient_use.py
 from __future__ import annotations
 
 from traincheck.vocab.demand import CHECKPOINT, KEPT
-from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.occasion import RANKS, Property, Subject
 from traincheck.vocab.properties import (
     ARE_USED,
     ARGUMENT_VALUES,
@@ -23,6 +23,7 @@ from traincheck.vocab.properties import (
     IS_READ,
     IS_WRITTEN,
     RUNS_IN,
+    SCALES_BY_NORM,
     TAKES_OVER,
 )
 
@@ -53,6 +54,7 @@ SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "nev
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
 UNSET_STATISTICS, AVERAGE = "unset_statistics", "average"
+CLIPPING, SHARDS = "clipping", "shards"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -141,6 +143,8 @@ AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
+CLIPPED_SHARDS = Subject(f"{CLIPPING}.{SHARDS}", RANKS)
+BY_ONE_NORM = Property(SCALES_BY_NORM, GRAD, "of all ranks")
 REPORTED_ERRORS = {
     IDLE: USED,
     UNUSED: USED,
@@ -203,6 +207,7 @@ _SENTENCES = {
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
+    BY_ONE_NORM: "ranks that hold parts of a gradient clip it by the norm of the whole gradient",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }
 """Sentences of rules with a property of their own. The rules with the property USED differ by their subject."""

@@ -52,6 +52,7 @@ HAS_TAKEN_EFFECT, IS_AS_BUILT, IS_UPDATED_BEFORE_USE = (
 )
 REPEATS, IS_VERIFIED = "repeats", "is verified"
 SAME_ON_RANKS, DIFFERS_ON_RANKS = "same on ranks", "differs on ranks"
+SCALES_BY_NORM = "scales by norm"
 
 MOVES, IS_CLEARED_BEFORE_USE, LEARNS_FROM = "moves", "is cleared before its next use", "learns from"
 GROWS_BY_ONE, KEEPS_INTERVAL = "grows by one per", "keeps its rhythm"
@@ -182,6 +183,7 @@ VERBS: dict[str, VerbTraits] = {
     IS_VERIFIED: VerbTraits("a second computation of a part of the step gives what mathematics says"),
     SAME_ON_RANKS: VerbTraits("ranks hold the same value"),
     DIFFERS_ON_RANKS: VerbTraits("each rank has its own value", expects_difference=True),
+    SCALES_BY_NORM: VerbTraits("clipping scales all shards of a gradient by the norm of the whole gradient"),
     MOVES: VerbTraits("a training step changes a parameter that has a gradient"),
     IS_CLEARED_BEFORE_USE: VerbTraits("a gradient is cleared between two updates that use it"),
     LEARNS_FROM: VerbTraits("a backward runs between a training forward and the update"),
