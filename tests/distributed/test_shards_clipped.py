@@ -1,4 +1,4 @@
-"""Two ranks that hold parts of a gradient clip it by the norm of the whole gradient, in all ways that public code has."""
+"""Two ranks that hold parts of a gradient clip it by the norm of the whole gradient, in each way of public code."""
 
 from __future__ import annotations
 

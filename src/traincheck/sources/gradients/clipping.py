@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.base import replace, replace_everywhere
+from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.compile.compiled_calls import WhenImported, ignore_imports
 from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
@@ -40,6 +40,11 @@ from traincheck.vocab.facts import Facts, FactValue, facts
 HOME = "torch.nn.utils"
 FUNCTIONS = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}
 """The functions, each with the name of its limit argument."""
+ZERO = {
+    "deepspeed.runtime.zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
+    "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
+}
+"""The optimizers of DeepSpeed that clip by `gradient_clipping` of its configuration, by their module."""
 MEGATRON, MEGATRON_FUNCTION = "megatron.core.optimizer.clip_grads", "clip_grad_by_total_norm_fp32"
 
 
@@ -75,7 +80,29 @@ class ClippingSource:
             if demand.records_call(api):
                 states, values = demand.observes_state(api, "parameter.grad"), demand.reads_values(api, NUMBERS)
                 replace_everywhere(undo, HOME, name, self._wrapped(api, limit, states=states, values=values))
+        if demand.reads_values((f"{HOME}.clip_grad_norm_",), NUMBERS):
+            for module, optimizer in ZERO.items():
+                imported = functools.partial(self._observe_zero, undo, module, optimizer)
+                undo.callback(
+                    self._when_imported(module, self._recorder.guarded(self.name, imported, always=True), None)
+                )
         return undo
+
+    def _observe_zero(self, undo: UndoStack, module: str, optimizer: str) -> None:
+        """Record clipping of an optimizer of DeepSpeed like clipping of a program, see custom_clipping.py."""
+        from traincheck.sources.gradients.custom_clipping import CustomClipping  # it imports this module
+
+        clipping, recorder = CustomClipping(self._gradients), self._recorder
+
+        def begins(me: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.watching:
+                return None
+            gradients = me.fp32_partitioned_groups_flat[part] if isinstance(part, int) else part
+            return clipping.begins(me.clip_grad, {"gradients": gradients})
+
+        ends = recorder.guarded(self.name, lambda opened, result: clipping.ends(opened, result, recorder))
+        observed = wrapping(recorder.guarded(self.name, begins), ends, lambda opened: None)
+        replace(undo, getattr(sys.modules[module], optimizer), "unscale_and_clip_grads", observed)
 
     def _measure_shards(self, undo: UndoStack) -> None:
         """Measure how ranks clip gradients that are divided over them, see shard_norms.py."""

@@ -26,6 +26,7 @@ MODULE_STATE = SourceDeclaration(
         "module.unread_settings",
         "module.unused_layers",
         "module.unset_statistics",
+        "module.samples",
         "parameter.same_start",
         "model.stale_copy",
         "model.average",
