@@ -48,8 +48,9 @@ class _Model:
     def train(self, samples: list[str]) -> None:
         """Count the samples of a batch that the model learns from."""
         self.passed += len(samples)
-        self.again += sum(sample in self.of_pass for sample in samples)
+        known = len(self.of_pass)
         self.of_pass.update(samples)
+        self.again += len(samples) - (len(self.of_pass) - known)
         self.trained.update(samples)
 
     def evaluate(self, samples: list[str]) -> None:

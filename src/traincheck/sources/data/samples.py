@@ -33,7 +33,7 @@ DIGITS = 8
 
 _CONTEXTS = {learns: facts(kind=KIND, learns=learns) for learns in (False, True)}
 _AS_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_FACTOR, _MIX, _MASK = 0x27D4EB2F165667C5, 0x165667B19E3779F9, 0xFFFFFFFF
+_FACTORS, _MASK = (0x27D4EB2F165667C5, 0x165667B19E3779F9), 0xFFFFFFFF
 
 
 def read_samples(
@@ -70,12 +70,17 @@ def _digests(batch: torch.Tensor) -> torch.Tensor:
     """Return a number for each row; sums of integers are the same in any order."""
     rows = batch.detach().reshape(batch.shape[0], -1)
     rows = rows[:, :: -(-rows.shape[1] // MAX_COLUMNS)].contiguous()
-    numbers = rows.view(_AS_INTEGERS[rows.element_size()]).to(torch.int64)
-    numbers = (numbers ^ (numbers >> 29)) * _MIX
-    numbers = numbers ^ (numbers >> 31)
-    weights = torch.arange(1, numbers.shape[1] + 1, device=numbers.device) * _FACTOR
-    total = (numbers * (weights | 1)).sum(dim=1)
+    numbers = _mixed(rows.view(_AS_INTEGERS[rows.element_size()]).to(torch.int64))
+    weights = _mixed(torch.arange(1, numbers.shape[1] + 1, device=numbers.device)) | 1
+    total = (numbers * weights).sum(dim=1)
     return (total ^ (total >> 32)) & _MASK
+
+
+def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """Spread the bits of numbers; zero stays zero. (Products of integers wrap around.)"""
+    for factor in _FACTORS:
+        numbers = (numbers ^ (numbers >> 29)) * factor
+    return numbers ^ (numbers >> 32)
 
 
 def _text(*digests: float) -> str:
