@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 
 from traincheck.vocab.builtin_rules import (
+    BY_ONE_NORM,
+    CLIPPED_SHARDS,
     ELEMENTWISE,
     EVALUATION,
     FLOW,
@@ -85,7 +87,10 @@ def of_training() -> tuple[Invariant, ...]:
 def of_ranks() -> tuple[Invariant, ...]:
     """The rules about ranks of one model. They are deployed where other rules compare ranks, because their relation is
     large."""
-    return (_rule(Subject(REPLICAS, RANKS), ONE_MODEL, ERROR, OF_RANKS),)
+    return (
+        _rule(Subject(REPLICAS, RANKS), ONE_MODEL, ERROR, OF_RANKS),
+        _rule(CLIPPED_SHARDS, BY_ONE_NORM, ERROR, OF_RANKS),
+    )
 
 
 def is_always_deployed(rule: Invariant) -> bool:

@@ -115,7 +115,7 @@ def build_all(
         AutogradSource(gradients, summaries, call_context, graphs, may_step),
         graphs,
         LifecycleSource(catalog, gradients),
-        ClippingSource(gradients),
+        ClippingSource(gradients, when_imported),
         CheckpointSource(catalog),
         LoaderSource(averaging.epoch_begins),
         CollectiveSource(summaries, call_context, averaging),

@@ -8,7 +8,7 @@ that judge them (in `relations/periodic/`: `zero_gradients.py`, `gradient_use.py
 from __future__ import annotations
 
 from traincheck.vocab.demand import CHECKPOINT, KEPT
-from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.occasion import RANKS, Property, Subject
 from traincheck.vocab.properties import (
     ARE_USED,
     ARGUMENT_VALUES,
@@ -27,6 +27,7 @@ from traincheck.vocab.properties import (
     MERGES,
     RUNS_IN,
     SAME_ON_RANKS,
+    SCALES_BY_NORM,
     TAKES_OVER,
 )
 
@@ -61,6 +62,7 @@ REPLACED_OVER_SAMPLES = "replaced_over_samples"
 ATTENTION, HEADS = "attention", "heads"
 RANDOM_WEIGHTS = "random_weights"
 GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
+CLIPPING, SHARDS = "clipping", "shards"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -157,6 +159,8 @@ MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
 ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
 ONE_MODEL = Property(SAME_ON_RANKS, REPLICAS, "if ranks compute one model")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
+CLIPPED_SHARDS = Subject(f"{CLIPPING}.{SHARDS}", RANKS)
+BY_ONE_NORM = Property(SCALES_BY_NORM, GRAD, "of all ranks")
 REPORTED_ERRORS = {
     IDLE: USED,
     UNUSED: USED,
@@ -229,6 +233,7 @@ _SENTENCES = {
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
+    BY_ONE_NORM: "ranks that hold parts of a gradient clip it by the norm of the whole gradient",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }
 """Sentences of rules with a property of their own. The rules with the property USED differ by their subject."""

@@ -31,6 +31,7 @@ MODULE_IS, MODULE_IS_ONLY = "module is", "module is only"
 FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
 BATCH_IS, BATCH_IS_ONLY = "batch is", "batch is only"
 KEY_IS, KEY_IS_ONLY = "key is", "key is only"
+SAMPLES_ARE, SAMPLES_ARE_ONLY = "samples are", "samples are only"
 BATCH_HAS_FORM, BATCH_HAS_ONLY_FORMS = "batch has form", "batch has only forms"
 VALUES_ARE = "values are"
 COPY_IS, COPY_IS_ONLY = "copy is", "copy is only"
@@ -52,6 +53,7 @@ HAS_TAKEN_EFFECT, IS_AS_BUILT, IS_UPDATED_BEFORE_USE = (
 )
 REPEATS, IS_VERIFIED = "repeats", "is verified"
 SAME_ON_RANKS, DIFFERS_ON_RANKS = "same on ranks", "differs on ranks"
+SCALES_BY_NORM = "scales by norm"
 
 MOVES, IS_CLEARED_BEFORE_USE, LEARNS_FROM = "moves", "is cleared before its next use", "learns from"
 GROWS_BY_ONE, KEEPS_INTERVAL = "grows by one per", "keeps its rhythm"
@@ -148,6 +150,8 @@ VERBS: dict[str, VerbTraits] = {
     BATCH_IS_ONLY: VerbTraits("batches are new or repeat in no other ways"),
     KEY_IS: VerbTraits("a random key is new, or was used before", element_of=KEY_IS_ONLY),
     KEY_IS_ONLY: VerbTraits("random keys are new or repeat in no other ways"),
+    SAMPLES_ARE: VerbTraits("samples are new, or came before", element_of=SAMPLES_ARE_ONLY),
+    SAMPLES_ARE_ONLY: VerbTraits("samples are new or came before in no other ways"),
     BATCH_HAS_FORM: VerbTraits("a model is called with such an input", element_of=BATCH_HAS_ONLY_FORMS),
     BATCH_HAS_ONLY_FORMS: VerbTraits("a model is called with no other inputs"),
     VALUES_ARE: VerbTraits("the values of a function's tensor have a form, or relate to another tensor"),
@@ -184,6 +188,7 @@ VERBS: dict[str, VerbTraits] = {
     IS_VERIFIED: VerbTraits("a second computation of a part of the step gives what mathematics says"),
     SAME_ON_RANKS: VerbTraits("ranks hold the same value"),
     DIFFERS_ON_RANKS: VerbTraits("each rank has its own value", expects_difference=True),
+    SCALES_BY_NORM: VerbTraits("clipping scales all shards of a gradient by the norm of the whole gradient"),
     MOVES: VerbTraits("a training step changes a parameter that has a gradient"),
     IS_CLEARED_BEFORE_USE: VerbTraits("a gradient is cleared between two updates that use it"),
     LEARNS_FROM: VerbTraits("a backward runs between a training forward and the update"),

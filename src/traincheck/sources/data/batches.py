@@ -64,7 +64,7 @@ class BatchReadings:
     ) -> None:
         """Read all tensors passed to the model in `call`, as one value; skip calls with an unreadable tensor."""
         with hidden_from_modes():
-            batch = list(_tensors((*args, *keywords.values())))
+            batch = list(tensors_of_call((*args, *keywords.values())))
             elements = sum(tensor.numel() for tensor in batch)
             largest = self._largest[name] = max(elements, self._largest.get(name, 0))
             # The last batch of a pass may hold so few samples that it comes again by chance.
@@ -121,7 +121,7 @@ def _combined(values: Sequence[int | None]) -> int:
     return hash(tuple(value or 0 for value in values)) & 0x7FFFFFFFFFFFFFFF
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+def tensors_of_call(values: Sequence[Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors among `values`, including those in a list, a tuple or a dict."""
     for value in values:
         if isinstance(value, torch.Tensor):

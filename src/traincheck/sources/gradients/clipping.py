@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from types import GeneratorType
@@ -18,7 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.base import replace_everywhere
+from traincheck.sources.base import replace, replace_everywhere, wrapping
+from traincheck.sources.compile.compiled_calls import WhenImported, ignore_imports
+from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.recording.context_facts import context_facts, with_fact
 from traincheck.sources.recording.patches import UndoStack
@@ -29,6 +32,7 @@ from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 from traincheck.sources.tensors.spot_checks import is_large, sample
 from traincheck.sources.tensors.value_facts import device_norms, euclidean_norm
+from traincheck.vocab.builtin_rules import CLIPPING, SHARDS
 from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, FactValue, facts
@@ -36,6 +40,12 @@ from traincheck.vocab.facts import Facts, FactValue, facts
 HOME = "torch.nn.utils"
 FUNCTIONS = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}
 """The functions, each with the name of its limit argument."""
+ZERO = {
+    "deepspeed.runtime.zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
+    "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
+}
+"""The optimizers of DeepSpeed that clip by `gradient_clipping` of its configuration, by their module."""
+MEGATRON, MEGATRON_FUNCTION = "megatron.core.optimizer.clip_grads", "clip_grad_by_total_norm_fp32"
 
 
 class _OpenClipping(NamedTuple):
@@ -53,8 +63,9 @@ class ClippingSource:
 
     name = "clipping"
 
-    def __init__(self, gradients: Gradients) -> None:
+    def __init__(self, gradients: Gradients, when_imported: WhenImported = ignore_imports) -> None:
         self._gradients = gradients
+        self._when_imported = when_imported
 
     def offers(self) -> str | None:
         return None
@@ -62,12 +73,73 @@ class ClippingSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         undo = UndoStack()
+        if demand.takes_reading(CLIPPING, SHARDS):
+            self._measure_shards(undo)
         for name, limit in FUNCTIONS.items():
             api = (f"{HOME}.{name}",)
             if demand.records_call(api):
                 states, values = demand.observes_state(api, "parameter.grad"), demand.reads_values(api, NUMBERS)
                 replace_everywhere(undo, HOME, name, self._wrapped(api, limit, states=states, values=values))
+        if demand.reads_values((f"{HOME}.clip_grad_norm_",), NUMBERS):
+            for module, optimizer in ZERO.items():
+                imported = functools.partial(self._observe_zero, undo, module, optimizer)
+                undo.callback(
+                    self._when_imported(module, self._recorder.guarded(self.name, imported, always=True), None)
+                )
         return undo
+
+    def _observe_zero(self, undo: UndoStack, module: str, optimizer: str) -> None:
+        """Record clipping of an optimizer of DeepSpeed like clipping of a program, see custom_clipping.py."""
+        from traincheck.sources.gradients.custom_clipping import CustomClipping  # it imports this module
+
+        clipping, recorder = CustomClipping(self._gradients), self._recorder
+
+        def begins(me: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.watching:
+                return None
+            gradients = me.fp32_partitioned_groups_flat[part] if isinstance(part, int) else part
+            return clipping.begins(me.clip_grad, {"gradients": gradients})
+
+        ends = recorder.guarded(self.name, lambda opened, result: clipping.ends(opened, result, recorder))
+        observed = wrapping(recorder.guarded(self.name, begins), ends, lambda opened: None)
+        replace(undo, getattr(sys.modules[module], optimizer), "unscale_and_clip_grads", observed)
+
+    def _measure_shards(self, undo: UndoStack) -> None:
+        """Measure how ranks clip gradients that are divided over them, see shard_norms.py."""
+        replace_everywhere(undo, HOME, "clip_grad_norm_", self._measured(exact=True, norm_type=2))
+        replace_everywhere(undo, HOME, "clip_grads_with_norm_", self._measured(exact=False))
+
+        def imported() -> None:
+            replace(undo, sys.modules[MEGATRON], MEGATRON_FUNCTION, self._measured(exact=False))
+
+        undo.callback(self._when_imported(MEGATRON, self._recorder.guarded(self.name, imported, always=True), None))
+
+    def _measured(self, *, exact: bool, norm_type: int | None = None) -> Callable[[Any], Any]:
+        """Decorate a function (parameters, limit, ...). `exact`: it computes the norm of these parameters, and of no
+        others. `norm_type` is the position of that argument."""
+
+        def begins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not (self._recorder.watching and several_ranks() and in_schedule(self._recorder.steps.window_step)):
+                return None
+            from traincheck.sources.gradients import shard_norms  # not in a job of one process
+
+            return shard_norms.begin(args, kwargs, exact=exact, norm_type=norm_type)
+
+        begin = self._recorder.guarded(self.name, begins)
+        end = self._recorder.guarded(self.name, lambda opened: opened.end(self._recorder))
+
+        def decorate(function: Any) -> Any:
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                opened = begin(args, kwargs)
+                result = function(*args, **kwargs)
+                if opened is not None:
+                    end(opened)
+                return result
+
+            return wrapper
+
+        return decorate
 
     def _wrapped(self, api: tuple[str], limit: str, *, states: bool, values: bool) -> Callable[[Any], Any]:
         guarded = self._recorder.guarded

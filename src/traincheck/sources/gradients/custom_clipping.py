@@ -96,7 +96,7 @@ class CustomClipping:
         with hidden_from_modes():
             living = [(variable, tensor) for variable, tensor in self._gradients.trainable() if tensor.grad is not None]
             by_id = {id(tensor): held for held in living for tensor in (held[1], held[1].grad)}
-            parameters = {id(tensor): tensor for value in arguments.values() for tensor in _tensors(value)}
+            parameters = {id(tensor): tensor for value in arguments.values() for tensor in tensors_in_argument(value)}
             trainable = [by_id[key] for key in parameters if key in by_id]
             opened = OpenCustomClipping(
                 float(limit), trainable or living, [], [], bool(trainable), self._gradients.counts()
@@ -162,7 +162,7 @@ def _scaled(opened: OpenCustomClipping, changed: list[bool], after: list[float |
     return {"alike": False, "left_out": ", ".join(left_out[:MAX_NAMES]) + more}
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in_argument(value: Any) -> Iterator[torch.Tensor]:
     """Yield the parameters (or gradients) in an argument. A generator is not consumed; its frame names the module."""
     if isinstance(value, torch.Tensor):
         yield value
