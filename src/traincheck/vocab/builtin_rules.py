@@ -52,7 +52,7 @@ UNUSED_GRADIENTS, IDLE_OPTIMIZER, UNINITIALISED = "unused_gradients", "idle_opti
 SAME_START, STALE, NEVER_STEPPED, IDLE_REGION = "same_start", "stale_copy", "never_stepped", "idle_region"
 UNREAD_SETTINGS, UNUSED_LAYERS, REPLACED, PRETRAINED = "unread_settings", "unused_layers", "replaced", "pretrained"
 DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradients", "cut_off"
-UNSET_STATISTICS, AVERAGE = "unset_statistics", "average"
+UNSET_STATISTICS, AVERAGE, OWN_WEIGHTS = "unset_statistics", "average", "own_weights"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -66,7 +66,7 @@ ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
-NO_AVERAGE = f"{MODEL}.{AVERAGE}"
+NO_AVERAGE, SELF_UPDATE = f"{MODEL}.{AVERAGE}", f"{MODEL}.{OWN_WEIGHTS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
@@ -138,6 +138,7 @@ STATISTICS_SET = Property(IS_WRITTEN, UNSET, "before they are used")
 STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
 EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
+READS_ANOTHER = Property(AVERAGES, SELF_UPDATE, "the weights of another model")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
@@ -153,6 +154,7 @@ REPORTED_ERRORS = {
     EQUAL_LAYERS: STARTS_DIFFER,
     STALE_COPY: EVALUATES_TRAINED,
     NO_AVERAGE: AVERAGES_TRAINED,
+    SELF_UPDATE: READS_ANOTHER,
     UNSTEPPED_SCHEDULER: IS_STEPPED,
     IDLE_AUTOCAST: CASTS,
     COPIES: SAME_COPIES,
@@ -200,6 +202,7 @@ _SENTENCES = {
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
+    READS_ANOTHER: "an update of a copy of a model reads the weights of another model",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
