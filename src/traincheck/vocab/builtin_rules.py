@@ -7,7 +7,7 @@ that judge them (in `relations/periodic/`: `zero_gradients.py`, `gradient_use.py
 
 from __future__ import annotations
 
-from traincheck.vocab.demand import CHECKPOINT, KEPT
+from traincheck.vocab.demand import CHECKPOINT, KEPT, MERGED
 from traincheck.vocab.occasion import Property, Subject
 from traincheck.vocab.properties import (
     ARE_USED,
@@ -68,6 +68,7 @@ UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"opti
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 NO_AVERAGE, SELF_UPDATE = f"{MODEL}.{AVERAGE}", f"{MODEL}.{OWN_WEIGHTS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
+MERGED_STATE = f"{CHECKPOINT}.{MERGED}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
     "torch.nn.functional.binary_cross_entropy_with_logits",
@@ -132,6 +133,7 @@ KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 USED = Property(ARE_USED, GRAD, "by an update")
 UNREAD_IS_READ = Property(IS_READ, "setting", "by torch")
 KEPT_IS_LOADED = Property(IS_LOADED, KEPT_WEIGHTS, "as it was kept")
+MERGED_IS_LOADED = Property(IS_LOADED, MERGED_STATE, "before the model is trained")
 REACHED = Property(ARE_USED, GRAD, "and no detach cuts them off")
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
 STATISTICS_SET = Property(IS_WRITTEN, UNSET, "before they are used")
@@ -148,6 +150,7 @@ REPORTED_ERRORS = {
     UNREAD: UNREAD_IS_READ,
     UNREAD_BY_OPTIMIZER: UNREAD_IS_READ,
     KEPT_WEIGHTS: KEPT_IS_LOADED,
+    MERGED_STATE: MERGED_IS_LOADED,
     CUT_OFF_PARAMETERS: REACHED,
     MEMORY: WRITTEN,
     UNSET: STATISTICS_SET,
@@ -180,6 +183,7 @@ _SENTENCES = {
     UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
     REACHED: "parameters that an optimizer holds get a gradient if a loss is computed from what their layer returns",
     KEPT_IS_LOADED: "a state that a program loads is not the memory of the same model, as state_dict() returned it",
+    MERGED_IS_LOADED: "a state of a model that takes weights of another model is loaded before the model is trained",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SAME_SHAPE: "a loss compares each prediction with one target",
     LOG_PROBABILITIES: "a loss of log-probabilities gets no scores of a layer, and no probabilities",

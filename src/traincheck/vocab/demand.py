@@ -61,7 +61,7 @@ UPDATE_RATIO, GRADIENT_SHARE, NONZERO_SHARE, OUTPUT_SIZE = "update", "gradient",
 of the model, the share of gradient elements that are not zero, and the root mean square of the output of a module."""
 
 BATCH, FORM = "batch", "form"
-CHECKPOINT, ENTRIES, KEPT = "checkpoint", "entries", "kept"
+CHECKPOINT, ENTRIES, KEPT, MERGED = "checkpoint", "entries", "kept", "merged"
 EVALUATION, CHANGED = "evaluation", "changed"
 """The same for what a model is called with (sources/data/batch_forms.py), for what a checkpoint holds
 (sources/checkpoints/saved_entries.py), and for what an evaluation changes (sources/modules/evaluation_changes.py)."""

@@ -27,6 +27,7 @@ from traincheck.vocab.builtin_rules import (
     KEEPS_STATE,
     KEPT_WEIGHTS,
     MEMORY,
+    MERGED_STATE,
     NO_AVERAGE,
     REPLACED_OPTIMIZER,
     REPORTED,
@@ -73,6 +74,10 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
         f"{readings[0].value} updates have changed the state since state_dict() returned it"
         if readings[0].value
         else "the state is the memory of the model that loads it, and nothing has written to it"
+    ),
+    MERGED_STATE: lambda readings: (
+        f"state_dict() returned a state there, {readings[0].value} of its parameters became those of another model, "
+        "and nothing has loaded them"
     ),
     CUT_OFF_PARAMETERS: lambda readings: f"these parameters have no gradient, and {readings[0].value}",
     MEMORY: lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
