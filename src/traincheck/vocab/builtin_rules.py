@@ -7,7 +7,7 @@ that judge them (in `relations/periodic/`: `zero_gradients.py`, `gradient_use.py
 
 from __future__ import annotations
 
-from traincheck.vocab.demand import CHECKPOINT, KEPT
+from traincheck.vocab.demand import CHECKPOINT, KEPT, MERGED
 from traincheck.vocab.occasion import RANKS, Property, Subject
 from traincheck.vocab.properties import (
     ARE_USED,
@@ -63,6 +63,7 @@ ATTENTION, HEADS = "attention", "heads"
 RANDOM_WEIGHTS = "random_weights"
 GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 CLIPPING, SHARDS = "clipping", "shards"
+OWN_WEIGHTS = "own_weights"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -80,7 +81,9 @@ STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPP
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
 MERGED_HEADS = f"{ATTENTION}.{HEADS}"
 REDUCED_GRADIENT, REPLICAS = f"{GRADIENT}.{REDUCTION}", f"{PARAMETER}.{REPLICA}"
+SELF_UPDATE = f"{MODEL}.{OWN_WEIGHTS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
+MERGED_STATE = f"{CHECKPOINT}.{MERGED}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
     "torch.nn.functional.binary_cross_entropy_with_logits",
@@ -145,6 +148,7 @@ KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
 USED = Property(ARE_USED, GRAD, "by an update")
 UNREAD_IS_READ = Property(IS_READ, "setting", "by torch")
 KEPT_IS_LOADED = Property(IS_LOADED, KEPT_WEIGHTS, "as it was kept")
+MERGED_IS_LOADED = Property(IS_LOADED, MERGED_STATE, "before the model is trained")
 REACHED = Property(ARE_USED, GRAD, "and no detach cuts them off")
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
 STATISTICS_SET = Property(IS_WRITTEN, UNSET, "before they are used")
@@ -152,6 +156,7 @@ REGISTERED = Property(IS_REGISTERED, UNREGISTERED, "in its module")
 STARTS_DIFFER = Property(DIFFERS_FROM_OTHERS, EQUAL_LAYERS, "unless it is a copy")
 EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
+READS_ANOTHER = Property(AVERAGES, SELF_UPDATE, "the weights of another model")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
@@ -167,6 +172,7 @@ REPORTED_ERRORS = {
     UNREAD: UNREAD_IS_READ,
     UNREAD_BY_OPTIMIZER: UNREAD_IS_READ,
     KEPT_WEIGHTS: KEPT_IS_LOADED,
+    MERGED_STATE: MERGED_IS_LOADED,
     CUT_OFF_PARAMETERS: REACHED,
     MEMORY: WRITTEN,
     UNSET: STATISTICS_SET,
@@ -174,6 +180,7 @@ REPORTED_ERRORS = {
     EQUAL_LAYERS: STARTS_DIFFER,
     STALE_COPY: EVALUATES_TRAINED,
     NO_AVERAGE: AVERAGES_TRAINED,
+    SELF_UPDATE: READS_ANOTHER,
     UNSTEPPED_SCHEDULER: IS_STEPPED,
     IDLE_AUTOCAST: CASTS,
     MERGED_HEADS: MERGES_HEADS,
@@ -203,6 +210,7 @@ _SENTENCES = {
     UNREAD_IS_READ: "a setting of a module, a parameter or an optimizer is written where torch reads it",
     REACHED: "parameters that an optimizer holds get a gradient if a loss is computed from what their layer returns",
     KEPT_IS_LOADED: "a state that a program loads is not the memory of the same model, as state_dict() returned it",
+    MERGED_IS_LOADED: "a state of a model that takes weights of another model is loaded before the model is trained",
     SHUFFLES: "a sampler that shuffles draws another order for each pass over the data",
     SAME_SHAPE: "a loss compares each prediction with one target",
     LOG_PROBABILITIES: "a loss of log-probabilities gets no scores of a layer, and no probabilities",
@@ -228,6 +236,7 @@ _SENTENCES = {
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
     ONE_MODEL: "ranks that compute one loss together use the same gradient of a parameter that each of them holds",
     ARE_ADDED: "ranks combine their parts of a gradient by a sum or a mean",
+    READS_ANOTHER: "an update of a copy of a model reads the weights of another model",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",

@@ -65,7 +65,7 @@ MODULE_SAMPLES = f"module.{SAMPLES}"
 """The attribute of readings with the samples of a call of a model (sources/data/samples.py), and its name."""
 
 BATCH, FORM = "batch", "form"
-CHECKPOINT, ENTRIES, KEPT = "checkpoint", "entries", "kept"
+CHECKPOINT, ENTRIES, KEPT, MERGED = "checkpoint", "entries", "kept", "merged"
 EVALUATION, CHANGED = "evaluation", "changed"
 """The same for what a model is called with (sources/data/batch_forms.py), for what a checkpoint holds
 (sources/checkpoints/saved_entries.py), and for what an evaluation changes (sources/modules/evaluation_changes.py)."""

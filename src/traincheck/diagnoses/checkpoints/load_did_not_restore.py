@@ -9,10 +9,12 @@ DIAGNOSIS = Diagnosis(
     slug="load-did-not-restore",
     title="Loading did not restore the saved values",
     problem="After the load, the model holds other values than the loaded checkpoint, or lacks some of its values. "
-    "If the program loads a state that is the memory of the model itself, the load changes nothing.",
+    "If the program loads a state that is the memory of the model itself, the load changes nothing. If it writes "
+    "weights into the dictionary that state_dict() returns, only load_state_dict() brings them into the model.",
     advice=(
         "Compare the names in the checkpoint with the model's. Does strict=False hide a mismatch?",
         "If your program keeps weights in memory, copy them: copy.deepcopy(model.state_dict()).",
+        "If your program changes a state, load it afterwards: model.load_state_dict(state).",
         "If one network follows another, build it as a copy: target = copy.deepcopy(network).",
     ),
     explains=(Match(verb=(LIVE_EQUALS_LOADED, IS_LOADED)),),

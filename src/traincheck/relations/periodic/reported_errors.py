@@ -29,6 +29,7 @@ from traincheck.vocab.builtin_rules import (
     MEMORY,
     MISPLACED_DECAY,
     MERGED_HEADS,
+    MERGED_STATE,
     NO_AVERAGE,
     REDUCED_GRADIENT,
     REPLACED_OPTIMIZER,
@@ -36,6 +37,7 @@ from traincheck.vocab.builtin_rules import (
     REPORTED,
     REPORTED_ERRORS,
     RUN,
+    SELF_UPDATE,
     STALE_COPY,
     SUCCESSION,
     UNREAD,
@@ -78,6 +80,10 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
         if readings[0].value
         else "the state is the memory of the model that loads it, and nothing has written to it"
     ),
+    MERGED_STATE: lambda readings: (
+        f"state_dict() returned a state there, {readings[0].value} of its parameters became those of another model, "
+        "and nothing has loaded them"
+    ),
     CUT_OFF_PARAMETERS: lambda readings: f"these parameters have no gradient, and {readings[0].value}",
     MEMORY: lambda readings: f"{len(readings)} parameters have the contents that to_empty() left in their memory",
     UNSET: lambda readings: (
@@ -95,6 +101,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     REPLACED_WITHOUT_LOADER: lambda readings: (
         f"it replaces {readings[0].value}, has no state, and trains on the same samples"
     ),
+    SELF_UPDATE: lambda _: "the update reads the parameters to which it writes, so the copy is the model itself",
     UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
     MERGED_HEADS: lambda readings: f"a reshape of its result mixes heads and positions: {readings[0].value}",

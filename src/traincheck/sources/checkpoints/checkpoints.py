@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.checkpoints.saved_state import SavedStateReadings
@@ -33,12 +33,13 @@ from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, Demand
+from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, MERGED, Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, NO_CALL, PROJECT, SAVED, Reading
 from traincheck.vocab.facts import facts
 
 if TYPE_CHECKING:
     from traincheck.sources.checkpoints.kept_states import KeptStates
+    from traincheck.sources.checkpoints.merged_states import MergedStates
     from traincheck.sources.checkpoints.saved_entries import SavedEntries
 
 MAX_STATE_DICT_MODULES = 16
@@ -77,6 +78,7 @@ class CheckpointSource:
         self._updates = 0
         self._returned: dict[int, _ReturnedState] = {}
         self._kept: KeptStates | None = None
+        self._merged: MergedStates | None = None
         self._state_dict_modules: dict[int, weakref.ref[nn.Module]] = {}
         self._safetensors = False
 
@@ -90,6 +92,8 @@ class CheckpointSource:
         self._describes_entries = demand.takes_reading(CHECKPOINT, ENTRIES)
         self._entries: SavedEntries | None = None
         self._finds_kept = demand.takes_reading(CHECKPOINT, KEPT)
+        self._finds_merged = demand.takes_reading(CHECKPOINT, MERGED)
+        follows_states = self._finds_kept or self._finds_merged
         self._settings = OptimizerReadings(self._catalog, demand, recorder)
         self._undo = undo = UndoStack()
         recorder.after_gap(self.name, self._report_entries_again, undo=undo, repeatable=True)
@@ -98,9 +102,9 @@ class CheckpointSource:
             replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
         saves = demand.everything or any(api.endswith(".state_dict") for api in demand.calls) or self._wants_saves()
         loads = demand.everything or any(api.endswith(".load_state_dict") for api in demand.calls)
-        if saves or self._finds_kept:
+        if saves or follows_states:
             replace(undo, nn.Module, "state_dict", self._around_state_dict())
-        if loads or self._finds_kept:
+        if loads or follows_states:
             replace(undo, nn.Module, "load_state_dict", self._around(self._load_begins, self._load_ends))
         if saves:
             replace(undo, Optimizer, "state_dict", self._around(self._optimizer_begins, self._optimizer_state_ends))
@@ -114,6 +118,10 @@ class CheckpointSource:
         if self._wants_saves() or self._finds_kept:
             stepped = recorder.guarded(self.name, self._stepped, always=True)
             recorder.hooks.add(undo, register_optimizer_step_post_hook(stepped), stepped)
+        if self._finds_merged:
+            steps = recorder.guarded(self.name, self._find_forgotten)
+            recorder.hooks.add(undo, register_optimizer_step_pre_hook(steps), steps)
+            replace_everywhere(undo, "torch", "load", self._around(lambda *_, **__: (None, None), self._file_read))
         if self._wants_saves():
             self._look_for_safetensors()
         return undo
@@ -268,6 +276,8 @@ class CheckpointSource:
 
                 self._kept = KeptStates()
             self._kept.add(state, self._updates)
+        if self._finds_merged:
+            self._merged_states().add(state, module, self._recorder.sites.here())
         if call is not None:
             if self._states.should_read:
                 with hidden_from_modes():
@@ -275,6 +285,17 @@ class CheckpointSource:
                     if any(pair.other is not None for pair in matched.pairs()):  # none if sharded
                         self._states.record(call.seq, matched, SAVED, fresh=True)
             self._recorder.leave(call)
+
+    def _merged_states(self) -> MergedStates:
+        if self._merged is None:
+            from traincheck.sources.checkpoints.merged_states import MergedStates  # not before the first state
+
+            self._merged = MergedStates()
+        return self._merged
+
+    def _file_read(self, token: Any, loaded: Any) -> None:
+        for state in state_mappings(loaded):
+            self._merged_states().add_tensors(state)
 
     def _remember(self, state: Any, module: nn.Module) -> None:
         """Remember, by weak reference, that `module` returned this state."""
@@ -297,6 +318,8 @@ class CheckpointSource:
         state = kwargs.get("state_dict", state)
         if self._kept is not None and self._finds_kept and isinstance(state, dict) and not kwargs.get("assign"):
             self._find_kept(self._kept, module, state)
+        if self._merged is not None and self._finds_merged and isinstance(state, dict):
+            self._merged.note_load(state)
         if not isinstance(state, dict) or not self._demand.records_call(call_levels):
             return None
         around = self._recorder.innermost_call()
@@ -313,6 +336,15 @@ class CheckpointSource:
             context = facts(site=recorder.sites.here())
             recorder.record_reading(
                 Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, KEPT, updates, context=context)
+            )
+
+    def _find_forgotten(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Report the states of modules that an optimizer is about to update, see merged_states.py."""
+        for module, site, count in self._merged.forgotten(optimizer) if self._merged is not None else ():
+            name, recorder = self._catalog.module_name(module), self._recorder
+            context = facts(site=site)
+            recorder.record_reading(
+                Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, MERGED, count, context=context)
             )
 
     def _load_ends(self, token: tuple[OpenCall, tuple[nn.Module, Any]], result: Any) -> None:

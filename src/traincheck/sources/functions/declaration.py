@@ -36,7 +36,7 @@ FUNCTIONS = SourceDeclaration(
     observes="torch functions and tensor methods",
     absence="Rules about torch functions, and about what is computed without gradients, are not judged.",
     serves_api=_is_torch_function,
-    readings=("no_grad.*",),
+    readings=("no_grad.*", "model.own_weights"),
     cost="operation",
 )
 

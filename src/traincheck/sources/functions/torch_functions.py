@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodDescriptorType, WrapperDescriptorType
@@ -36,17 +36,20 @@ from traincheck.sources.recording.api_names import (
 )
 from traincheck.sources.recording.context_facts import CallContext, call_context_facts, result_facts, with_fact
 from traincheck.sources.recording.global_hooks import remove_mode
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.recording.sampling_gate import SamplingGate
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.vocab.bounded_cache import BoundedCache
+from traincheck.vocab.builtin_rules import MODEL, OWN_WEIGHTS
 from traincheck.vocab.call_kinds import BY_LIBRARY, FILLS
 from traincheck.vocab.demand import NO_GRAD, Demand
 from traincheck.vocab.events import FUNCTION
 from traincheck.vocab.facts import Facts
 
 if TYPE_CHECKING:
+    from traincheck.sources.functions.aliased_averages import AliasedAverages
     from traincheck.sources.functions.no_grad_operations import NoGradOperations
 
 TORCH_PREFIX = "torch."
@@ -58,6 +61,16 @@ CLEARING = tuple(f"torch.Tensor.{name}" for name in ("grad.__set__", "detach_", 
 
 ENGINE = ("torch.autograd.graph", "_engine_run_backward")
 """The function behind `backward` and `grad`; modes do not see the call itself below it."""
+
+
+class _FirstUpdate(RecorderListener):
+    """Calls a function when an optimizer has updated parameters."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def optimizer_stepped(self) -> None:
+        self._function()
 
 
 class TorchFunctionSource:
@@ -79,6 +92,7 @@ class TorchFunctionSource:
         self._catalog = catalog
         self._mode: _RecordingMode | None = None
         self._gate: SamplingGate | None = None
+        self._first_update: _FirstUpdate | None = None
         build_tables()
 
     def offers(self) -> str | None:
@@ -100,6 +114,7 @@ class TorchFunctionSource:
             self._suspend_between_samples(recorder.sampling_gate if records else None)
             self._describe(mode, recorder, undo, on=describes)
             mode.records = records
+            self._find_aliased(mode, recorder, on=demand.takes_reading(MODEL, OWN_WEIGHTS))
             replace_everywhere(undo, *ENGINE, lambda function: _with_mode_on(mode, function))
             fast_paths.preserve(undo, mode)
             recorder.on_detach(undo, self._leave)
@@ -120,6 +135,25 @@ class TorchFunctionSource:
             recorder.at_end(recorder.guarded(self.name, mode.operations.report_completeness))
             if on:
                 self._calls.add_listener(ends=mode.operations.module_ended, outermost=True)
+
+    def _find_aliased(self, mode: _RecordingMode, recorder: Recorder, *, on: bool) -> None:
+        """Look for updates of a copy that read from the copy itself, see aliased_averages.py."""
+        if mode.averages is not None:
+            mode.averages.is_on = mode.averages.is_on and on
+        elif on and self._first_update is None:
+            self._first_update = _FirstUpdate(recorder.guarded(self.name, self._begin_averages))
+            self._recorder = recorder
+            recorder.add_listener(self._first_update)
+
+    def _begin_averages(self) -> None:
+        from traincheck.sources.functions.aliased_averages import OBSERVED, AliasedAverages  # not before an update
+
+        recorder, mode = self._recorder, self._mode
+        if self._first_update is not None:
+            recorder.remove_listener(self._first_update)
+        if mode is not None and mode.averages is None:
+            mode.averages, mode.averaging = AliasedAverages(self.name, recorder, self._catalog), OBSERVED
+            recorder.add_listener(mode.averages)
 
     def _suspend_between_samples(self, gate: SamplingGate | None) -> None:
         """Let `gate` suspend the mode. With None it is only on the stack while something is described."""
@@ -299,6 +333,8 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         self.describes = False  # whether calls are described, see `operations`
         self._inside_described = False  # functions inside a described one are not
         self.operations: NoGradOperations | None = None
+        self.averages: AliasedAverages | None = None
+        self.averaging: Mapping[Any, str] = {}  # the functions that `averages` gets
         self._recorder = recorder
         self._silent = recorder.availability.disabled
         self._profiler = recorder.profiler
@@ -378,6 +414,8 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             observed = self._learn(func)
         if observed is _REPLACED:
             return original_function(func)(*args, **(kwargs or {}))
+        if func in self.averaging and not self._updates:
+            return self._averaged(func, types, args, kwargs)
         if self.describes and not self._inside_described:
             return self._described(observed, func, types, args, kwargs)
         if observed is None or observed is _GRADIENT:
@@ -391,6 +429,23 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         if skip or self.off or not recorder.active or self._name in self._silent:
             return func(*args, **kwargs) if kwargs else func(*args)
         return self._recorded(observed, func, args, kwargs, quiet=observed.native and not types)
+
+    def _averaged(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function that may update a copy of a model."""
+        name, averaging, averages = self.averaging[func], self.averaging, self.averages
+        self.averaging = {}
+        if averages is None or not averages.is_on or self.off:
+            return self.__torch_function__(func, types, args, kwargs)
+        watching = self._recorder.watching
+        if watching:
+            averages.note_write(name, args, kwargs)
+        try:
+            result = self.__torch_function__(func, types, args, kwargs)
+        finally:
+            self.averaging = averaging
+        if watching:
+            averages.note_result(name, args, kwargs, result)
+        return result
 
     def _described(self, observed: _ObservedFunction | None, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Call a function, record it if that is demanded, and describe it. Functions inside it are not described."""
@@ -414,7 +469,10 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             with torch._C.DisableTorchFunction():  # modes of the program do not see what TrainCheck reads
                 in_graph = type(result) is torch.Tensor and result.requires_grad and torch.is_grad_enabled()
                 if not in_graph:
-                    operations.describe(func, args, kwargs, result, sys._getframe(2))
+                    caller = sys._getframe(2)
+                    if caller.f_code is _RecordingMode._averaged.__code__:
+                        caller = sys._getframe(4)
+                    operations.describe(func, args, kwargs, result, caller)
         return result
 
     def _recorded(self, observed: _ObservedFunction, func: Any, args: Any, kwargs: Any, *, quiet: bool) -> Any:
