@@ -200,8 +200,10 @@ class AutogradSource:
         if not divisor or _ACCELERATE not in sys.modules:
             return of_loss
         from traincheck.sources.gradients.requested_accumulation import accumulation_before_update  # seldom used
+
         number, state = accumulation_before_update()
         return merged(of_loss, accumulation=state) if number == divisor else of_loss
+
     def _grad_begins(self, *args: Any, **kwargs: Any) -> _OpenBackward:
         context = context_facts_with(create_graph=bool(kwargs.get("create_graph")), within=self._call_context.within)
         return self._enter(GRAD, context, None, args, kwargs)
