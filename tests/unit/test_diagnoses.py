@@ -88,6 +88,7 @@ def test_one_diagnosis_explains_a_rule_best(path: Path) -> None:
         (about("same on ranks", "parameter.used_grad"), "gradients-differ-between-ranks"),
         (about("same on ranks", "buffer.used_data"), "buffers-differ-between-ranks"),
         (about("same on ranks", "hyperparameter.lr"), "ranks-diverged"),
+        (about("same on ranks", "parameter.replica"), "gradients-differ-between-ranks"),
         (about("calls on ranks", "for the same purpose"), "collectives-for-different-purposes"),
         (about("calls on ranks", "as often"), "collective-calls-differ"),
         (about("leaves argument", "weight", "changed"), "parameter-skipped-at-initialization"),

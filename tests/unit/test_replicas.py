@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -169,6 +170,38 @@ def test_copies_of_a_model_are_trained_on_different_batches() -> None:
     (occasion,) = of(trained_on((1,), data=5, frozen=3), trained_on((1,), data=5, frozen=4))
     assert not occasion.held and value_of(occasion.context, "all_same") is False, "parts of a model that is frozen"
     assert of(trained_on((), data=5), trained_on((), data=5)) == []
+
+
+# -- parts of one model ------------------------------------------------------------------------------------------------
+
+
+def updated_twice(copy: float, *, part: int, batch: int = 1, loss: float = 0.7, left: int = 0) -> str:
+    """The second update of a rank: the norm of the first gradient of a copy, and how its part began."""
+    kept = f'"random":true,"loss":{loss}'
+    ones = f'"random":false,"loss":{loss}'
+    return (
+        "window train step=2\n  module train.Net.forward < torch.nn.Module.forward receiver=Net\n"
+        f"    reading module.batch Net {batch}\n"
+        "  lifecycle torch.optim.SGD.step < torch.optim.Optimizer.step receiver=SGD\n"
+        f'    reading parameter.replica stem {left} context={{"first":5,"norm":{copy},{kept}}}\n'
+        f'    reading parameter.replica bias {left} context={{"first":6,"norm":{copy},{ones}}}\n'
+        f'    reading parameter.replica block {left} context={{"first":{part},"norm":{copy},{kept}}}\n'
+    )
+
+
+def drifted(first: str, second: str) -> list[tuple[str, ...]]:
+    windows = tuple(replace(from_text(body)[0], rank=rank) for rank, body in enumerate((first, second)))
+    return [occasion.variables for occasion in across([windows], "parameter.replica")]
+
+
+def test_copies_that_ranks_of_one_model_hold_are_to_have_one_gradient() -> None:
+    one = updated_twice(0.5, part=1, left=1)
+    assert drifted(one, updated_twice(0.9, part=2, left=2)) == [("stem",)]
+    assert drifted(one, updated_twice(0.9, part=2, left=1)) == [], "reduced within the update"
+    assert drifted(one, updated_twice(0.5001, part=2, left=2)) == [], "additions in another order"
+    assert drifted(one, updated_twice(0.9, part=1, left=2)) == [], "no part is known"
+    assert drifted(one, updated_twice(0.9, part=2, left=2, loss=0.8)) == [], "models of their own"
+    assert drifted(one, updated_twice(0.9, part=2, left=2, batch=2)) == [], "data of their own"
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------

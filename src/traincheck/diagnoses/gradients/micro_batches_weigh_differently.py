@@ -12,8 +12,8 @@ DIAGNOSIS = Diagnosis(
     title="Accumulated micro-batches have wrong weights",
     problem="The gradient that is accumulated over micro-batches is not that of the whole batch. Either the "
     "micro-batches have different numbers of elements (tokens that count, for example), and elements of one weigh more "
-    "than those of another. Or each loss is divided by the number of micro-batches twice, or an update has fewer of "
-    "them than that number: at the first one, or at each one because the context that accumulates is missing.",
+    "than those of another. Or each loss is divided by the number of micro-batches twice. Or an update has "
+    "fewer of them than that number: the first one, or each one because the context that accumulates is missing.",
     advice=(
         "Sum the loss over the elements of each micro-batch, and divide by the number of elements of all micro- "
         "batches.",

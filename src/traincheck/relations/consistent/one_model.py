@@ -16,7 +16,6 @@ ones, a part counts as a copy. Only the first two updates are looked at.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import context_of, outcome_of
@@ -80,7 +79,7 @@ class OneModel(StatelessPart):
 def _drifted(ranks: Sequence[dict[str, Reading]]) -> list[str]:
     """The copies that drift apart on ranks that compute one model; none if the ranks do not."""
     losses = {value_of(reading.context, "loss") for parameters in ranks for reading in parameters.values()}
-    if len(losses) != 1 or not all(math.isfinite(number(loss) or math.nan) for loss in losses):
+    if len(losses) != 1:
         return []
     names = [
         name
@@ -95,6 +94,4 @@ def _drifted(ranks: Sequence[dict[str, Reading]]) -> list[str]:
 
 def _drifts(readings: Sequence[Reading]) -> bool:
     norms = [number(value_of(reading.context, "norm")) or 0.0 for reading in readings]
-    if not all(map(math.isfinite, norms)):
-        return False
     return max(norms) - min(norms) > PRECISION * max(norms) and len({reading.value for reading in readings}) > 1

@@ -7,6 +7,7 @@ parameter began with different elements (`random`), and the loss of the first ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class _First(NamedTuple):
 
 
 class EarlyReplicas:
-    """Follows each variable up to its second update with a gradient."""
+    """Follows each variable up to its second update with a gradient, from the first one that is finite."""
 
     def __init__(self, recorder: Recorder, gradients: Gradients) -> None:
         self._recorder = recorder
@@ -73,7 +74,7 @@ class EarlyReplicas:
 
         def conclude(resolved: list[Any], _: NextSeq) -> None:
             for name, norm, spread, value in zip(names, norms, spreads, resolved, strict=True):
-                if value is not None:
+                if value is not None and math.isfinite(norm) and math.isfinite(spread):
                     self._first[name] = _First(value, norm, spread > 0)
 
         self._recorder.transfers.when_ready(SOURCE, [value for _, _, value in trained], conclude, events=0)
@@ -103,7 +104,7 @@ def loss_of_rank(loss: Any) -> float | None:
     value, rounded = torch.stack(
         [loss.detach().reshape(()), loss.detach().reshape(()).bfloat16().to(loss.dtype)]
     ).tolist()
-    return value if value != rounded else None
+    return value if value != rounded and math.isfinite(value) else None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
