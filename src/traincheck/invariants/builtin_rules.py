@@ -50,8 +50,8 @@ from traincheck.vocab.builtin_rules import (
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
 from traincheck.vocab.occasion import Property, Subject
 
-RELATION, OF_RANKS = "Periodic", "Consistent"
-"""The relation that judges them, and that of rules about several ranks."""
+RELATION = "Periodic"
+"""The relation that judges them."""
 
 
 def of_training() -> tuple[Invariant, ...]:
@@ -79,7 +79,7 @@ def of_training() -> tuple[Invariant, ...]:
             _rule(Subject(quantity, REPORTED), prop, NOTICE if quantity == UNUSED else ERROR)
             for quantity, prop in REPORTED_ERRORS.items()
         ),
-        builtin_rule(OF_RANKS, CLIPPED_SHARDS, BY_ONE_NORM, ERROR, sentence_of(CLIPPED_SHARDS, BY_ONE_NORM)),
+        _rule(CLIPPED_SHARDS, BY_ONE_NORM, ERROR),
     )
 
 
