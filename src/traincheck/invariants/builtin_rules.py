@@ -81,16 +81,14 @@ def of_training() -> tuple[Invariant, ...]:
             _rule(Subject(quantity, REPORTED), prop, NOTICE if quantity == UNUSED else ERROR)
             for quantity, prop in REPORTED_ERRORS.items()
         ),
+        _rule(CLIPPED_SHARDS, BY_ONE_NORM, ERROR),
     )
 
 
 def of_ranks() -> tuple[Invariant, ...]:
     """The rules about ranks of one model. They are deployed where other rules compare ranks, because their relation is
     large."""
-    return (
-        _rule(Subject(REPLICAS, RANKS), ONE_MODEL, ERROR, OF_RANKS),
-        _rule(CLIPPED_SHARDS, BY_ONE_NORM, ERROR, OF_RANKS),
-    )
+    return (_rule(Subject(REPLICAS, RANKS), ONE_MODEL, ERROR, OF_RANKS),)
 
 
 def is_always_deployed(rule: Invariant) -> bool:

@@ -13,8 +13,8 @@ Source: OSDI '25, section 3.2. Its parts:
   (repeated_keys.py), and the ends of passes (pass_ends.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
-* one name on several ranks (replicas.py and buffers.py), their batches (batches.py), seeds (seeds.py) and clipping
-  (shard_clipping.py), and the copies that ranks of one model hold (one_model.py);
+* one name on several ranks (replicas.py and buffers.py), their batches (batches.py) and seeds (seeds.py), and the
+  copies that ranks of one model hold (one_model.py);
 * steps that are computed twice (replayed_steps.py), and parts that are computed in a second way (experiments.py);
 * what runs of the program do at some time (whole_runs.py).
 
@@ -51,7 +51,6 @@ from traincheck.relations.consistent.replayed_steps import ReplayedSteps
 from traincheck.relations.consistent.replicas import Replicas
 from traincheck.relations.consistent.restarts import Restarts
 from traincheck.relations.consistent.seeds import Seeds
-from traincheck.relations.consistent.shard_clipping import ShardClipping
 from traincheck.relations.consistent.train_mode_restored import TrainModeRestored
 from traincheck.relations.consistent.value_forms import ValueForms
 from traincheck.relations.consistent.whole_runs import WholeRuns

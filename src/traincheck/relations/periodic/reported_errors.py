@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import NEXT, UPDATE, Part, StatelessPart, calls_of, named, number, site_of
 from traincheck.vocab.builtin_rules import (
+    CLIPPED_SHARDS,
     COPIES,
     CUT_OFF_PARAMETERS,
     EQUAL_LAYERS,
@@ -173,6 +174,26 @@ class ReportedErrors(StatelessPart):
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
         return subject.grain == REPORTED
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand.of_readings(subject.api)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)
+
+
+class ClippedShards(StatelessPart):
+    """Clipping of gradients that are divided over ranks. Only the comparison of ranks judges it (shard_clipping.py)."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Nothing: a single rank cannot be judged."""
+        return iter(())
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject == CLIPPED_SHARDS
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import torch
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.compile.compiled_calls import WhenImported, ignore_imports
 from traincheck.sources.distributed.replica_readings import several_ranks
+from traincheck.sources.gradients.custom_clipping import HOME, MEGATRON, MEGATRON_FUNCTION, ZERO, CustomClipping
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.recording.context_facts import context_facts, with_fact
 from traincheck.sources.recording.patches import UndoStack
@@ -31,21 +32,14 @@ from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 from traincheck.sources.tensors.spot_checks import is_large, sample
-from traincheck.sources.tensors.value_facts import device_norms, euclidean_norm
+from traincheck.sources.tensors.value_facts import gradient_norms, total_norm
 from traincheck.vocab.builtin_rules import CLIPPING, SHARDS
 from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, FactValue, facts
 
-HOME = "torch.nn.utils"
 FUNCTIONS = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}
 """The functions, each with the name of its limit argument."""
-ZERO = {
-    "deepspeed.runtime.zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
-    "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
-}
-"""The optimizers of DeepSpeed that clip by `gradient_clipping` of its configuration, by their module."""
-MEGATRON, MEGATRON_FUNCTION = "megatron.core.optimizer.clip_grads", "clip_grad_by_total_norm_fp32"
 
 
 class _OpenClipping(NamedTuple):
@@ -90,8 +84,6 @@ class ClippingSource:
 
     def _observe_zero(self, undo: UndoStack, module: str, optimizer: str) -> None:
         """Record clipping of an optimizer of DeepSpeed like clipping of a program, see custom_clipping.py."""
-        from traincheck.sources.gradients.custom_clipping import CustomClipping  # it imports this module
-
         clipping, recorder = CustomClipping(self._gradients), self._recorder
 
         def begins(me: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
@@ -307,30 +299,3 @@ def _norm_of(result: Any) -> Any:
     if type(result) is not torch.Tensor or local_tensor(result) is None or result.numel() != 1:
         return None
     return float(result) if is_on_host(result) else DeferredValue((result.detach().clone(),), float)
-
-
-def total_norm(parts: Sequence[float | None], norm_type: float) -> float | None:
-    """Return the norm of a vector from the norms of its parts; None where a part is unknown."""
-    norms = [norm for norm in parts if norm is not None]
-    if len(norms) < len(parts):
-        return None
-    if len(norms) < 2:
-        return norms[0] if norms else 0.0
-    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), norm_type))
-
-
-def gradient_norms(gradients: list[torch.Tensor], norm_type: float) -> list[Any]:
-    """Return the norm of each gradient (of the local part of a shard); None where a gradient cannot be read.
-
-    Norms on accelerators are pending. Call under `hidden_from_modes`.
-    """
-    norms: list[Any] = list(device_norms(gradients, norm_type))
-    for index, gradient in enumerate(gradients):
-        dense = local_tensor(gradient) if norms[index] is None else None
-        if dense is not None and not dense.numel():
-            norms[index] = 0.0
-        elif dense is not None and norm_type == 2:
-            norms[index] = euclidean_norm(dense)
-        elif dense is not None:
-            norms[index] = float(torch.linalg.vector_norm(dense, norm_type))
-    return norms

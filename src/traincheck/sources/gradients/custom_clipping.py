@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from traincheck.sources.gradients.clipping import HOME, gradient_norms, total_norm
 from traincheck.sources.gradients.gradients import Gradients, Held
 from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.frames import argument_names, local_values
@@ -32,13 +31,23 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.tensors.spot_checks import Probe, changed, probe
+from traincheck.sources.tensors.value_facts import gradient_norms, total_norm
 from traincheck.vocab.call_kinds import words_of
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import FactValue, facts, merged
 
+HOME = "torch.nn.utils"
 CLIP = f"{HOME}.clip_grad_norm_"
 LIMITS = frozenset(("max_norm", "max_grad_norm", "max_gradient_norm", "clip_norm", "grad_clip_norm"))
 """Names of the limit in such functions."""
+
+ZERO = {
+    "deepspeed.runtime.zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
+    "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
+}
+"""The optimizers of DeepSpeed that clip by `gradient_clipping` of its configuration, by their module."""
+MEGATRON, MEGATRON_FUNCTION = "megatron.core.optimizer.clip_grads", "clip_grad_by_total_norm_fp32"
+"""The function of Megatron that clips, and its module."""
 
 TOLERANCE = 2e-2
 """Factors that differ by no more than this are equal up to rounding: a bfloat16 has 8 bits."""

@@ -2,7 +2,7 @@
 
 A clipped gradient is one vector, also if its parts are on several ranks. So all of them scale their parts by the same
 factor, which follows from the norm of the whole vector. Each rank records its factor and its share of the squared norm.
-The command that compares ranks adds the shares (relations/consistent/shard_clipping.py), so the ranks exchange nothing.
+The command that compares ranks adds the shares (relations/periodic/shard_clipping.py), so the ranks exchange nothing.
 
 A DTensor says how a gradient is divided. A part that several ranks hold counts once: each of them contributes a
 fraction of its square. Megatron marks the parameters that are divided over the ranks of its tensor parallelism.
@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.gradients.clipping import MEGATRON, gradient_norms
-from traincheck.sources.gradients.custom_clipping import tensors_in_argument
+from traincheck.sources.gradients.custom_clipping import MEGATRON, tensors_in_argument
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.tensors.value_facts import gradient_norms
 from traincheck.vocab.builtin_rules import CLIPPING, SHARDS
 from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import facts

@@ -182,6 +182,33 @@ def device_norms(tensors: Sequence[torch.Tensor], norm_type: float = 2) -> list[
     return norms_by_index
 
 
+def total_norm(parts: Sequence[float | None], norm_type: float) -> float | None:
+    """Return the norm of a vector from the norms of its parts; None where a part is unknown."""
+    norms = [norm for norm in parts if norm is not None]
+    if len(norms) < len(parts):
+        return None
+    if len(norms) < 2:
+        return norms[0] if norms else 0.0
+    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), norm_type))
+
+
+def gradient_norms(gradients: list[torch.Tensor], norm_type: float) -> list[Any]:
+    """Return the norm of each gradient (of the local part of a shard); None where a gradient cannot be read.
+
+    Norms on accelerators are pending. Call under `hidden_from_modes`.
+    """
+    norms: list[Any] = list(device_norms(gradients, norm_type))
+    for index, gradient in enumerate(gradients):
+        dense = local_tensor(gradient) if norms[index] is None else None
+        if dense is not None and not dense.numel():
+            norms[index] = 0.0
+        elif dense is not None and norm_type == 2:
+            norms[index] = euclidean_norm(dense)
+        elif dense is not None:
+            norms[index] = float(torch.linalg.vector_norm(dense, norm_type))
+    return norms
+
+
 def _has_rows(dense: torch.Tensor) -> bool:
     """Whether the tensor has rows with a meaningful sum."""
     return bool(dense.is_floating_point() and dense.dim() > 0 and dense.shape[-1] > 1 and dense.numel() > 0)

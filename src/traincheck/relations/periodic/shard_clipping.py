@@ -12,49 +12,30 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import StatelessPart, named, number
-from traincheck.vocab.builtin_rules import BY_ONE_NORM, CLIPPED_SHARDS, sentence_of
-from traincheck.vocab.demand import Demand
+from traincheck.relations.parts import named, number
+from traincheck.vocab.builtin_rules import BY_ONE_NORM, CLIPPED_SHARDS
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.facts import value_of
-from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.occasion import Occasion
 from traincheck.vocab.ranks import DifferingRanks, named_ranks
 
 TOLERANCE = 2e-2
 """Factors that differ by no more than this are equal up to rounding: a bfloat16 has 8 bits."""
 
 
-class ShardClipping(StatelessPart):
-    """Yields an occasion for each call of clipping that all ranks with parts of the gradients have recorded."""
-
-    def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """Yield the occasions in windows of several ranks at the same step."""
-        calls: dict[str, dict[int, list[Reading]]] = {}
-        for window in windows:
-            for reading in window.readings:
-                if named(reading) == CLIPPED_SHARDS.api:
-                    calls.setdefault(reading.variable, {}).setdefault(window.rank, []).append(reading)
-        for ranks, by_rank in sorted(calls.items()):
-            if ranks.split(",") == [str(rank) for rank in sorted(by_rank)]:
-                for together in zip_longest(*(by_rank[rank] for rank in sorted(by_rank))):
-                    if None not in together:
-                        yield _judged(sorted(by_rank), together, windows[0])
-
-    def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Nothing: a single rank cannot be judged."""
-        return iter(())
-
-    @staticmethod
-    def speaks_of(subject: Subject) -> bool:
-        return subject == CLIPPED_SHARDS
-
-    @staticmethod
-    def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_readings(subject.api)
-
-    @staticmethod
-    def describe(subject: Subject, prop: Property) -> str:
-        return sentence_of(subject, prop)
+def compare_clipping(windows: Sequence[Window]) -> Iterator[Occasion]:
+    """Yield an occasion for each call of clipping in windows of several ranks at the same step, if all ranks with parts
+    of the gradients have recorded it."""
+    calls: dict[str, dict[int, list[Reading]]] = {}
+    for window in windows:
+        for reading in window.readings:
+            if named(reading) == CLIPPED_SHARDS.api:
+                calls.setdefault(reading.variable, {}).setdefault(window.rank, []).append(reading)
+    for ranks, by_rank in sorted(calls.items()):
+        if ranks.split(",") == [str(rank) for rank in sorted(by_rank)]:
+            for together in zip_longest(*(by_rank[rank] for rank in sorted(by_rank))):
+                if None not in together:
+                    yield _judged(sorted(by_rank), together, windows[0])
 
 
 def _judged(ranks: Sequence[int], together: Sequence[Reading], first: Window) -> Occasion:
