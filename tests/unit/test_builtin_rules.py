@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from traincheck.reporting.json_report import read_json
 from trained_programs import Net, clipped, errors_of, loss_of
 
 LOST = "gradients-lost"
@@ -539,3 +540,10 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
 )
 def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:
     assert not errors_of(tmp_path, program)
+
+
+def test_the_order_of_a_pass_is_compared_at_its_first_updates(tmp_path: Path) -> None:
+    errors_of(tmp_path, same_order_each_pass)
+    report = read_json(tmp_path / "run" / "report.json")
+    steps = [finding.step for finding in report.findings if finding.identity == SAME_ORDER]
+    assert steps == [12]  # the second pass begins with step 11

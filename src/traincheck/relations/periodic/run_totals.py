@@ -36,6 +36,7 @@ from traincheck.vocab.properties import DIFFERS_BETWEEN_PASSES, REACHES, STAYS_W
 
 PASS, HORIZON, RUN = "pass", "horizon", "run"
 BATCHES, ORDER, LENGTH, SAMPLER = "loader.batches", "loader.order", "loader.length", "loader.sampler"
+BEGUN_ORDER = "loader.begun_order"
 SHUFFLING = ("(shuffle=True)", "RandomSampler")
 """Ends of descriptions of samplers that draw an order."""
 
@@ -58,7 +59,8 @@ class _Loader:
     """The history of a loader from its passes so far."""
 
     length: float | None = None
-    order: FactValue = None
+    order: FactValue = None  # of the latest pass with updates
+    begun: FactValue = None  # of the pass under way, until it is compared
     shuffles: bool = False  # whether its sampler was built to draw another order for each pass
     whole: int = 0
     cut: bool = False
@@ -102,12 +104,14 @@ class LoaderPasses:
                 elif event.levels[-1] == ITER:
                     self._begins(event)
                 elif event.levels[-1] == NEXT:
-                    self._loader(event.receiver).updates_fetched = self._updates
+                    yield from self._fetched(event)
                 else:
                     self._closed()
             elif event.role == ANNOUNCED:
                 self._loader(event.variable).length = number(event.value)
-            elif event.attribute == "order":
+            elif named(event) == BEGUN_ORDER:
+                self._loader(event.variable).begun = event.value
+            elif named(event) == ORDER:
                 yield from self._of_order(event)
             else:
                 yield from self._ends(event, window)
@@ -129,10 +133,20 @@ class LoaderPasses:
     def _begins(self, call: Call) -> None:
         loader = self._loader(call.receiver)
         loader.passes += 1
+        loader.begun = None
         loader.site = call.site
         loader.updates_before = loader.updates_fetched = self._updates
         loader.closes = loader.closes and not loader.closing
         loader.closing = False
+
+    def _fetched(self, call: Call) -> Iterator[Occasion]:
+        """Compare the order of a pass with that of the one before it, when an update has followed a fetch."""
+        loader = self._loader(call.receiver)
+        loader.updates_fetched = self._updates
+        if loader.begun is not None and loader.updates_fetched > loader.updates_before:
+            begun, loader.begun = loader.begun, None
+            if loader.shuffles and begun == loader.order and (loader.length or 0) >= ENOUGH_BATCHES:
+                yield _occasion(Subject(ORDER, SHUFFLED), SHUFFLES, False, (), call.seq, (call.receiver,))
 
     def _of_order(self, reading: Reading) -> Iterator[Occasion]:
         loader = self._loader(reading.variable)
@@ -150,8 +164,6 @@ class LoaderPasses:
                 reading.call,
                 (reading.variable,),
             )
-            if loader.shuffles and old == reading.value and (loader.length or 0) >= ENOUGH_BATCHES:
-                yield _occasion(Subject(ORDER, SHUFFLED), SHUFFLES, False, (), reading.call, (reading.variable,))
 
     def _ends(self, reading: Reading, window: Window) -> Iterator[Occasion]:
         loader, batches = self._loader(reading.variable), number(reading.value)
@@ -184,7 +196,7 @@ class LoaderPasses:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         if subject.grain == SHUFFLED:
-            return Demand.of_calls(UPDATE, ITER, NEXT) | Demand.of_readings(ORDER, SAMPLER, LENGTH)
+            return Demand.of_calls(UPDATE, ITER, NEXT) | Demand.of_readings(ORDER, BEGUN_ORDER, SAMPLER, LENGTH)
         # A source reports a pass at the fetch that ends it.
         return Demand.of_calls(UPDATE, ITER, NEXT, *CLOSING) | Demand.of_readings(BATCHES, ORDER, LENGTH)
 
@@ -277,7 +289,7 @@ def _in_order(window: Window) -> list[Call | Reading]:
         (call.end if call.levels[-1] == ITER else call.seq, call)
         for call in calls_of(window, UPDATE, ITER, NEXT, *CLOSING)
     ]
-    quantities = (BATCHES, ORDER, LENGTH)
+    quantities = (BATCHES, ORDER, BEGUN_ORDER, LENGTH)
     events += [
         (reading.seq, reading)
         for reading in window.readings

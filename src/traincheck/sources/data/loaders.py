@@ -45,7 +45,7 @@ from traincheck.vocab.facts import Facts, FactValue, facts
 NEXT = ("torch.utils.data.DataLoader.__next__",)
 ITER = ("torch.utils.data.DataLoader.__iter__",)
 LOADER, RANDOM = "loader", "random"
-LENGTH, BATCHES, ORDER = "length", "batches", "order"
+LENGTH, BATCHES, ORDER, BEGUN_ORDER = "length", "batches", "order", "begun_order"
 SETTINGS: dict[str, tuple[str, Callable[[Any], FactValue]]] = {
     LENGTH: (ANNOUNCED, announced_length),
     "batch_size": (LIVE, batch_size),
@@ -108,7 +108,7 @@ class LoaderSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         self._settings = [name for name in SETTINGS if demand.takes_reading(LOADER, name)]
-        self._results = [name for name in (BATCHES, ORDER) if demand.takes_reading(LOADER, name)]
+        self._results = [name for name in (BATCHES, ORDER, BEGUN_ORDER) if demand.takes_reading(LOADER, name)]
         self._streams = [name for name in STREAMS if demand.takes_reading(RANDOM, name)]
         self._reads = ValueRequest.of(demand, NEXT)
         self._tensors = bool(self._reads) or demand.reads_values(NEXT, TENSORS)
@@ -260,6 +260,9 @@ class LoaderSource:
         epoch.batches += 1
         if call is not None and epoch.batches == 1 and epoch.order is None and ORDER in self._results:
             epoch.order = order_of_batch(batch)
+        is_first = epoch.batches == 1 and epoch.from_start and epoch.order is not None
+        if call is not None and is_first and BEGUN_ORDER in self._results:
+            self._read(epoch.receiver, LOADER, BEGUN_ORDER, epoch.order, LIVE, call.seq, ())
         if call is not None:
             if self._tensors:
                 self._record_batch(call, batch)

@@ -14,13 +14,15 @@ So a weight decay, a normalisation and an update with gradients are none. Some p
 purpose (an encoder). So all parameters of a module have to be updated from themselves, and none of its model by the
 same line from another memory.
 
-Known limitations: TrainCheck sees no writes inside libraries, compiled code and other threads, and looks at the first
+Known limitations: TrainCheck sees no writes inside libraries (nor in `load_state_dict`, see
+sources/checkpoints/kept_states.py), compiled code and other threads, and looks at the first
 `WINDOWS` windows with updates only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -109,7 +111,7 @@ class AliasedAverages(RecorderListener):
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def _note_write(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
+    def _note_write(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, caller: FrameType) -> None:
         """A function is called: if it writes to its first argument, note that."""
         if name not in _WRITES or len(args) < 2:
             return
@@ -118,11 +120,11 @@ class AliasedAverages(RecorderListener):
             return
         with hidden_from_modes():
             if not name.startswith(_FOREACH):
-                self._write(name, args, alpha)
+                self._write(name, args, alpha, caller)
                 return
             written, *others = args
             for each in zip(written, *_spread(others, len(written)), strict=False):
-                self._write(name.removeprefix(_FOREACH), each, alpha)
+                self._write(name.removeprefix(_FOREACH), each, alpha, caller)
 
     def _note_result(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, result: Any) -> None:
         """A function has returned: if it writes nothing, note what its result was computed from."""
@@ -160,7 +162,7 @@ class AliasedAverages(RecorderListener):
             return _Part(one.memory, one.factor * (1 - weight) + other.factor * weight, True)
         return _Part(one.memory, one.factor + _SUMS[name] * alpha * other.factor, True)
 
-    def _write(self, name: str, args: Sequence[Any], alpha: float) -> None:
+    def _write(self, name: str, args: Sequence[Any], alpha: float, caller: FrameType) -> None:
         """Note a write to the first argument."""
         written, value = args[0], args[1]
         known, part = self._parts.pop(id(written), (None, None))
@@ -185,14 +187,14 @@ class AliasedAverages(RecorderListener):
         elif read is not None and read.memory != memory:
             read = None
         if read is None:
-            self._add(self._others, memory)
+            self._add(self._others, memory, caller)
         elif _is_own(name, read, kept, alpha):
-            self._add(self._own, memory)
+            self._add(self._own, memory, caller)
 
-    def _add(self, writes: dict[str, set[_Memory]], memory: _Memory) -> None:
+    def _add(self, writes: dict[str, set[_Memory]], memory: _Memory, caller: FrameType) -> None:
         sites = self._recorder.sites
-        if not sites.is_library_calling():
-            writes.setdefault(sites.here(), set()).add(memory)
+        if sites.file_of(caller.f_code):
+            writes.setdefault(sites.above(caller), set()).add(memory)
             if writes is self._own:
                 self._last = self._recorder.next_seq()
 

@@ -438,7 +438,7 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             return self.__torch_function__(func, types, args, kwargs)
         watching = self._recorder.watching
         if watching:
-            averages.note_write(name, args, kwargs)
+            averages.note_write(name, args, kwargs, sys._getframe(2))
         try:
             result = self.__torch_function__(func, types, args, kwargs)
         finally:
