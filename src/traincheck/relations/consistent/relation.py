@@ -90,7 +90,6 @@ class Consistent(Composite):
         Buffers,
         Seeds,
         OneModel,
-        ShardClipping,
         Replicas,
     )
 
