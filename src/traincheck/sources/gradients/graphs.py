@@ -271,13 +271,6 @@ def _attributes_of(node: Any, sizes: frozenset[float]) -> tuple[list[str], list[
             text = _plain(value)
             if text is not None:
                 parts.append(f"{short}={text}")
-    if isinstance(node, torch.autograd.function.BackwardCFunction):  # what its forward keeps for the backward
-        kept_numbers = {name: value for name, value in vars(node).items() if type(value) is float}
-        numbers += [
-            f"{name}={value:.6g}"
-            for name, value in kept_numbers.items()
-            if not may_be_size(value, sizes, divides=False)
-        ]
     has_optional = len(saved) > len(node.next_functions)
     for name in saved:
         kept = getattr(node, name)
