@@ -60,6 +60,18 @@ class Freezing(nn.Module):
         return x
 
 
+class Shifting(nn.Module):
+    """Adds random numbers that are no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.unregistered_shift = torch.randn(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x) + self.unregistered_shift)
+
+
 def clip_all(parameters: list[torch.Tensor], max_norm: float) -> float:
     """Clips by hand."""
     norm = float(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm())
@@ -316,6 +328,17 @@ def detaches(results: Results) -> None:
     results += [parameter.detach().clone() for parameter in model.parameters()]
 
 
+def shifts(results: Results) -> None:
+    """Trains around random numbers that are no buffer."""
+    model = Shifting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+    results += [parameter.detach().clone() for parameter in model.parameters()]
+
+
 def by_hand(results: Results) -> None:
     """Updates parameters without an optimizer."""
     model = Freezing()
@@ -340,6 +363,7 @@ PARTS: tuple[Callable[[Results], None], ...] = (
     compiles,
     by_hand,
     detaches,
+    shifts,
 )
 
 

@@ -40,43 +40,43 @@ class Shifted(Layered):
     def __init__(self) -> None:
         super().__init__()
         shift = 0.02 * torch.randn(8)
-        self.shift = shift
+        self.plain_shift = shift
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.shift
+        return x + self.plain_shift
 
 
 class Projected(Layered):
     def __init__(self) -> None:
         super().__init__()
-        self.matrix = torch.empty(8, 8)
-        nn.init.xavier_uniform_(self.matrix)
+        self.plain_matrix = torch.empty(8, 8)
+        nn.init.xavier_uniform_(self.plain_matrix)
         self.bias = nn.Parameter(torch.zeros(8))
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.matrix, self.bias)
+        return F.linear(x, self.plain_matrix, self.bias)
 
 
 class Mixture(Layered):
     def __init__(self) -> None:
         super().__init__()
-        self.experts = [self._expert() for _ in range(2)]
+        self.plain_experts = [self._expert() for _ in range(2)]
 
     def _expert(self) -> torch.Tensor:
         return torch.Tensor(8, 8).uniform_(-0.5, 0.5)
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x @ expert for expert in self.experts]).mean(0)
+        return torch.stack([x @ expert for expert in self.plain_experts]).mean(0)
 
 
 class Kernel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.log_step = torch.rand(8) * math.log(10)
+        self.plain_log_step = torch.rand(8) * math.log(10)
         self.rate = nn.Parameter(torch.ones(8))
 
     def forward(self) -> torch.Tensor:
-        return torch.exp(-self.rate * torch.exp(self.log_step))
+        return torch.exp(-self.rate * torch.exp(self.plain_log_step))
 
 
 class WithKernel(Layered):

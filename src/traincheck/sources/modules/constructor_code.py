@@ -15,6 +15,7 @@ import inspect
 import linecache
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -23,8 +24,8 @@ from torch import nn
 
 from traincheck.sources.recording.call_sites import CallSites, qualified_name
 
-MAX_FILES = 300
-"""Files of a project that are read. A larger project is not judged."""
+MAX_FILES = 1_000
+"""Files of a project that are read, in about a tenth of a second. A larger project is not judged."""
 MAX_CALLS = 2
 """How deep functions are followed that a constructor calls."""
 
@@ -42,7 +43,7 @@ _NO_SOURCE = (".so", ".pyd", ".pyc")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@functools.lru_cache(maxsize=MAX_FILES)
+@functools.lru_cache(maxsize=32)
 def _tree_of(file: str) -> ast.Module:
     try:
         return ast.parse("".join(linecache.getlines(file)))
@@ -227,11 +228,19 @@ def is_handled_elsewhere(module: nn.Module, attribute: str, sites: CallSites, *,
     if len(files) > MAX_FILES or not hasattr(sys.modules.get("__main__"), "__file__"):
         return True  # the cells of a notebook are no files
     for file in files:
-        if any(attribute in line for line in linecache.getlines(file)):
+        if _mentions(file, attribute):
             search = _Search(attribute, own, _tree_of(file), is_parameter=is_parameter)
             if search.is_handled:
                 return True
     return False
+
+
+def _mentions(file: str, attribute: str) -> bool:
+    """Whether the name is in a file; also true for a file that cannot be read. (`linecache` would keep all files.)"""
+    try:
+        return attribute in Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
 
 
 def _files_of(sites: CallSites) -> set[str]:
