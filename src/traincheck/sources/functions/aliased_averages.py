@@ -123,8 +123,8 @@ class AliasedAverages(RecorderListener):
                 self._write(name, args, alpha, caller)
                 return
             written, *others = args
-            for each in zip(written, *_spread(others, len(written)), strict=False):
-                self._write(name.removeprefix(_FOREACH), each, alpha, caller)
+            for call in zip(written, *_spread(others, len(written)), strict=False):
+                self._write(name.removeprefix(_FOREACH), call, alpha, caller)
 
     def _note_result(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, result: Any) -> None:
         """A function has returned: if it writes nothing, note what its result was computed from."""
@@ -139,8 +139,8 @@ class AliasedAverages(RecorderListener):
                 self._parts[id(result)] = TensorReference(result), part
 
     def _part_of(self, value: Any) -> _Part | None:
-        known, part = self._parts.get(id(value), (None, None))
-        if known is not None and known() is value:
+        reference, part = self._parts.get(id(value), (None, None))
+        if reference is not None and reference() is value:
             return part
         memory = _memory_of(value)
         return None if memory is None else _Part(memory, 1.0)
@@ -152,23 +152,23 @@ class AliasedAverages(RecorderListener):
             value, factor = (second, first) if _is_number(first) else (first, second)
             part = self._part_of(value) if _is_number(factor) else None
             return None if part is None else part._replace(factor=part.factor * factor)
-        one, other = self._part_of(first), self._part_of(second)
-        if one is None or other is None or one.memory != other.memory:
+        left, right = self._part_of(first), self._part_of(second)
+        if left is None or right is None or left.memory != right.memory:
             return None
         if name == "lerp":
             weight = args[2] if len(args) > 2 and _is_number(args[2]) else None
             if weight is None:
                 return None
-            return _Part(one.memory, one.factor * (1 - weight) + other.factor * weight, True)
-        return _Part(one.memory, one.factor + _SUMS[name] * alpha * other.factor, True)
+            return _Part(left.memory, left.factor * (1 - weight) + right.factor * weight, True)
+        return _Part(left.memory, left.factor + _SUMS[name] * alpha * right.factor, True)
 
     def _write(self, name: str, args: Sequence[Any], alpha: float, caller: FrameType) -> None:
         """Note a write to the first argument."""
         written, value = args[0], args[1]
-        known, part = self._parts.pop(id(written), (None, None))
-        if known is not None and part is not None and known() is written:
+        reference, part = self._parts.pop(id(written), (None, None))
+        if reference is not None and part is not None and reference() is written:
             if name == "mul_" and _is_number(value):
-                self._parts[id(written)] = known, part._replace(factor=part.factor * value)
+                self._parts[id(written)] = reference, part._replace(factor=part.factor * value)
             return
         memory = None if name != "mul_" and _is_number(value) else _memory_of(written)
         if memory is None:
@@ -268,8 +268,8 @@ def _outermost_within(model: nn.Module, memories: Mapping[int, _Memory], own: se
     waiting = [model]
     while waiting:
         module = waiting.pop()
-        found = [memories.get(id(parameter)) for parameter in module.parameters()]
-        if len(found) > 1 and all(memory in own for memory in found):
+        of_module = [memories.get(id(parameter)) for parameter in module.parameters()]
+        if len(of_module) > 1 and all(memory in own for memory in of_module):
             yield module
         else:
             waiting.extend(child for child in module._modules.values() if child is not None)

@@ -50,7 +50,7 @@ def merged_heads(tensors: Any) -> list[MergedHeads]:
     losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
     with hidden_from_modes():
         roots = [loss.grad_fn for loss in losses if isinstance(loss, torch.Tensor) and loss.grad_fn is not None]
-        return [found for node in _nodes(roots) if (found := _merged_at(node)) is not None]
+        return [merged for node in _nodes(roots) if (merged := _merged_at(node)) is not None]
 
 
 def _nodes(roots: list[Any], until: tuple[str, ...] = (), limit: int = MAX_NODES) -> Iterator[Any]:
