@@ -313,6 +313,23 @@ def updated_twice() -> None:
     in_order("clear", "backward", "update", "update")
 
 
+def updated_twice_in_one_step() -> None:
+    in_order("clear", "backward", "update", "update", "clear", "backward", "update", steps=1)
+
+
+def updated_with_gradients_of_the_program() -> None:
+    """An evolution strategy, after one step with a backward."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(6):
+        if step == 0:
+            loss_of(model).backward()
+        else:
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+
 def without_a_rate() -> None:
     in_order("clear", "backward", "update", rate=0.0)
 
@@ -411,6 +428,7 @@ def compared_with_one_number() -> None:
         (a_layer_forgets_its_bias, FLOW_STOPS),
         (clipped_too_late, NOT_CLIPPED),
         (updated_twice, NO_BACKWARD),
+        (updated_twice_in_one_step, NO_BACKWARD),
         (without_a_rate, CHANGES_NOTHING),
         (compared_with_all_targets, ALL_PAIRS),
         (accumulated, WRONG_WEIGHTS),
@@ -436,6 +454,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         a_target_follows,
         updated_after_each_backward,
         a_rate_of_zero_at_first,
+        updated_with_gradients_of_the_program,
         clipped_together,
         a_generator_and_a_frozen_critic,
         an_optimizer_around_another,

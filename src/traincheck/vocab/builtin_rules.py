@@ -63,7 +63,7 @@ ATTENTION, HEADS = "attention", "heads"
 RANDOM_WEIGHTS = "random_weights"
 GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 CLIPPING, SHARDS = "clipping", "shards"
-OWN_WEIGHTS = "own_weights"
+OWN_WEIGHTS, REUSED = "own_weights", "reused_gradients"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -76,7 +76,7 @@ LOADED, UNREAD, UNUSED_LAYER, ACTIVE_LAYERS, UNSET, UNREGISTERED = (
 ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
-REPLACED_WITHOUT_LOADER = f"optimizer.{REPLACED_OVER_SAMPLES}"
+REPLACED_WITHOUT_LOADER, USED_AGAIN = (f"optimizer.{name}" for name in (REPLACED_OVER_SAMPLES, REUSED))
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
 MERGED_HEADS = f"{ATTENTION}.{HEADS}"
@@ -125,7 +125,6 @@ FLOW_OF_GRADIENTS = (
     AFTER_UNSCALING,
     AFTER_AVERAGING,
     CLIPPED_IN_TIME,
-    USED_ONCE,
     WITH_A_RATE,
 )
 
@@ -187,6 +186,7 @@ REPORTED_ERRORS = {
     COPIES: SAME_COPIES,
     MISPLACED_DECAY: DECAYS_MATRICES,
     REPLACED_WITHOUT_LOADER: KEEPS_STATE,
+    USED_AGAIN: USED_ONCE,
     REDUCED_GRADIENT: ARE_ADDED,
 }
 """The property that each of these readings violates."""
@@ -225,7 +225,7 @@ _SENTENCES = {
     IS_CALLED: "a layer with parameters that a module makes is called",
     AFTER_AVERAGING: "ranks of a data-parallel model average gradients before an update uses them",
     CLIPPED_IN_TIME: "gradients are clipped before the update that uses them",
-    USED_ONCE: "an optimizer uses the gradient of a backward in one step",
+    USED_ONCE: "an optimizer steps once with the gradients of a backward",
     WITH_A_RATE: f"the learning rate of an optimizer is above zero in one of {FIRST} updates in a row",
     WEIGHED_ONCE: "losses that are accumulated are divided by the number of micro-batches once",
     FROM_ALL_MICRO_BATCHES: "the first update accumulates as many micro-batches as the number that divides each loss",

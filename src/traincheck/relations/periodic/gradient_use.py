@@ -10,7 +10,7 @@ cleared. A gradient that leaves this path is lost, in any program:
 * an update uses a gradient that `DistributedDataParallel` has not averaged, because each backward ran under `no_sync`;
 * a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled;
 * clipping changes a gradient after the update that used it;
-* an optimizer steps twice with the gradients of one backward, or with a learning rate of zero again and again.
+* an optimizer steps with a learning rate of zero again and again.
 
 Note [What is meant so]
 Gradients of an attack on the inputs are meant to be lost: the model was called on a leaf that requires a gradient, so
@@ -48,7 +48,6 @@ from traincheck.vocab.builtin_rules import (
     GRAD,
     SEEN_BY_CLIPPING,
     USED_BEFORE_CLEARED,
-    USED_ONCE,
     WITH_A_RATE,
     sentence_of,
 )
@@ -93,10 +92,7 @@ class GradientUse(Part):
         self._are_scaled = self._are_local = False  # whether some gradient has the flag
         self._is_scaled = False  # the program has scaled a loss since the last backward
         self._useful_clipping: set[int] = set()  # calls of this window that clipped gradients before their update
-        self._users: dict[
-            str, tuple[str, int]
-        ] = {}  # by parameter: the optimizer that used its gradient last, and when
-        self._spent: dict[tuple[Property, str], int] = {}  # for gradients that were clipped or used too late: the call
+        self._spent: dict[str, int] = {}  # for gradients that were clipped too late: the call
         self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
 
     def forget(self) -> None:
@@ -157,7 +153,7 @@ class GradientUse(Part):
                 if change.changed and self._flags.get(name, 0) & _SCALED:
                     failures.setdefault((AFTER_UNSCALING, change.call), []).append(name)
                 if change.changed and self._flags.get(name, 0) & _SPENT:
-                    self._note_spent(CLIPPED_IN_TIME, name, change.call, failures)
+                    self._note_spent(name, change.call, failures)
                 elif change.changed:
                     self._useful_clipping.add(change.call)
                 flags = self._flags.get(name, 0)
@@ -214,13 +210,10 @@ class GradientUse(Part):
         is_use = call is not None and call.levels[-1] == UPDATE and value_of(change.context, "held") == "this"
         if not change.changed and not is_use:
             return
-        user = call.receiver if is_use and call is not None and value_of(change.context, "grad") == "some" else ""
+        is_spent = is_use and value_of(change.context, "grad") == "some"
         for name in names:
             flags = self._flags.get(name, 0)
-            if user and flags & _SPENT and self._is_used_again(name, user, change.call):
-                self._note_spent(USED_ONCE, name, change.call, failures)
-            if user and flags & _FILLED:  # a backward was seen to compute it
-                self._users[name] = user, change.call
+            if is_spent and flags & _FILLED:  # a backward was seen to compute it
                 flags |= _SPENT
             if is_use and flags & (_ADDED | _PARTLY):
                 failures.setdefault((CLIPPED_LAST, change.call), []).append(name)
@@ -232,18 +225,12 @@ class GradientUse(Part):
             if name in self._lost_in:
                 self._used.add(name)
 
-    def _is_used_again(self, name: str, user: str, call: int) -> bool:
-        """Whether an optimizer has used a gradient in another step. (Two parameters of one step may share a name, if
-        the program makes a model from layers that it called before.)"""
-        last_user, last_call = self._users.get(name, ("", call))
-        return last_user == user and last_call != call
-
-    def _note_spent(self, prop: Property, name: str, call: int, failures: _Failures) -> None:
-        """Note a gradient that something changes or uses after its update. It counts at the second call."""
-        if self._spent.get((prop, name), call) != call:
-            failures.setdefault((prop, call), []).append(name)
+    def _note_spent(self, name: str, call: int, failures: _Failures) -> None:
+        """Note a gradient that was clipped after its update. It counts at the second call."""
+        if self._spent.get(name, call) != call:
+            failures.setdefault((CLIPPED_IN_TIME, call), []).append(name)
         elif len(self._spent) < MAX_VARIABLES:
-            self._spent.setdefault((prop, name), call)
+            self._spent.setdefault(name, call)
 
     def _judge_clipping(self, window: Window) -> Iterator[Occasion]:
         for call in calls_of(window, *CLIPPING, UPDATE, SCALER):
@@ -309,7 +296,6 @@ def _occasion(window: Window, prop: Property, seq: int, names: tuple[str, ...], 
 
 _NOTES = {
     CLIPPED_IN_TIME: "clipping changed these gradients after an update had used them, and before the next backward",
-    USED_ONCE: "the optimizer had already used these gradients, and no backward had computed new ones",
     WITH_A_RATE: f"{FIRST} updates in a row had a learning rate of zero in all parameter groups",
     USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",

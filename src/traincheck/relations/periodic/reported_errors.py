@@ -47,6 +47,7 @@ from traincheck.vocab.builtin_rules import (
     UNSET,
     UNSTEPPED_SCHEDULER,
     UNUSED,
+    USED_AGAIN,
     sentence_of,
 )
 from traincheck.vocab.demand import Demand
@@ -99,6 +100,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     STALE_COPY: lambda readings: f"it is a copy of {readings[0].value}, which training has changed since",
     NO_AVERAGE: lambda readings: str(readings[0].value),
     MISPLACED_DECAY: lambda readings: str(readings[0].value),
+    USED_AGAIN: lambda _: "nothing has written to its gradients since its last step",
     REPLACED_WITHOUT_LOADER: lambda readings: (
         f"it replaces {readings[0].value}, has no state, and trains on the same samples"
     ),

@@ -45,7 +45,14 @@ from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.bounded_cache import BoundedCache
-from traincheck.vocab.builtin_rules import CUT_OFF, DECAY_OF_GROUPS, PARAMETER, REPLACED, REPLACED_OVER_SAMPLES
+from traincheck.vocab.builtin_rules import (
+    CUT_OFF,
+    DECAY_OF_GROUPS,
+    PARAMETER,
+    REPLACED,
+    REPLACED_OVER_SAMPLES,
+    REUSED,
+)
 from traincheck.vocab.demand import COMPUTATION, MAGNITUDES, MODEL, MODULES, PARAMETERS, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change, Reading
 from traincheck.vocab.facts import Facts, facts, merged
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
     from traincheck.sources.optimizers.magnitudes import Magnitudes
     from traincheck.sources.optimizers.model_descriptions import ModelDescriptions
     from traincheck.sources.optimizers.replaced_optimizers import ReplacedOptimizers
+    from traincheck.sources.optimizers.reused_gradients import ReusedGradients
     from traincheck.sources.optimizers.weight_decay_groups import WeightDecayGroups
 
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
@@ -85,6 +93,8 @@ class OptimizerSource(RecorderListener):
         self._living: dict[str, weakref.ref[Any]] = {}
         self._replaced: ReplacedOptimizers | None = None
         self._decay: WeightDecayGroups | None = None
+        self._reused: ReusedGradients | None = None
+        self._reports_reused = False
         self._cut: CutGradients | None = None
 
     def offers(self) -> str | None:
@@ -128,6 +138,7 @@ class OptimizerSource(RecorderListener):
         recorder.hooks.add(undo, register_optimizer_step_post_hook(end), end)
         built = recorder.guarded(self.name, self._built, always=True)
         replace(undo, Optimizer, "__init__", wrapping(lambda me, *a, **k: me, lambda me, _: built(me), lambda me: None))
+        self._reports_reused = demand.takes_reading(OPTIMIZER, REUSED)
         if demand.takes_reading(OPTIMIZER, DECAY_OF_GROUPS):
             added = recorder.guarded(self.name, self._group_added, always=True)
             replace(undo, Optimizer, "add_param_group", wrapping(added, lambda *_: None, lambda _: None))
@@ -146,6 +157,8 @@ class OptimizerSource(RecorderListener):
     def _forget_replaced(self) -> None:
         if self._replaced is not None:
             self._replaced.forget()
+        if self._reused is not None:
+            self._reused.forget()
 
     def _forget_cut(self) -> None:
         if self._cut is not None:
@@ -184,6 +197,13 @@ class OptimizerSource(RecorderListener):
 
             self._decay = WeightDecayGroups(self._recorder)
         self._decay.group_added(optimizer, named.get("param_group", group))
+
+    def _note_used_gradients(self, optimizer: Any, name: str) -> None:
+        if self._reused is None:
+            from traincheck.sources.optimizers.reused_gradients import ReusedGradients  # not before an update
+
+            self._reused = ReusedGradients(self._recorder)
+        self._reused.step_ends(optimizer, name, self._gradients.counts()[0])
 
     def _note_built(self, optimizer: Any, name: str) -> None:
         if self._replaced is None:
@@ -278,6 +298,8 @@ class OptimizerSource(RecorderListener):
         self._readings.step_begins(optimizer, name, call.seq)
         if self._decay is not None:
             self._decay.step_begins(optimizer, name, call.seq)
+        if self._reused is not None and not closure:
+            self._reused.step_begins(optimizer, name, call.seq, self._gradients.counts()[0])
         if self._replaced is not None and name in self._replaced.unstepped:
             self._report_replaced(optimizer, name, call.seq)
         if self._describes_models:
@@ -325,6 +347,8 @@ class OptimizerSource(RecorderListener):
             self._recorder.suppression.end()
         if call is not None and before is not None and self._recorder.watching:
             self._record_end(call, name, before, optimizer)
+            if self._reports_reused:
+                self._note_used_gradients(optimizer, name)
         self._gradients.step_ends(name)
         if call is not None:
             self._recorder.leave(call)
