@@ -101,6 +101,7 @@ def test_new_objects(tmp_path: Path, names: tuple[str, ...], builds_again: bool,
     [
         (("model",), "last-1.pt", True),
         (("model",), "last-2.pt", True),
+        (("model",), "last-2.pt.tmp", True),  # which it then renames
         (("model", "scheduler"), "none.pt", True),
         (("model",), "fine-tuned.pt", False),
         (ALL, "last-2.pt", False),

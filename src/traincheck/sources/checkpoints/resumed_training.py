@@ -27,7 +27,7 @@ from traincheck.sources.checkpoints.saved_entries import IN_MEMORY, file_name
 from traincheck.sources.checkpoints.state_dicts import members, state_mappings
 from traincheck.sources.optimizers.hyperparameters import KEYS, settings
 from traincheck.sources.recording.patches import TensorReference
-from traincheck.sources.tensors.reading import bytes_of, leading_floats, starts_with
+from traincheck.sources.tensors.reading import bytes_of, first_elements, leading_floats, local_tensor, starts_with
 from traincheck.vocab.facts import FactValue
 
 MAX_FILES, MAX_SAVES, MAX_DEPTH = 8, 16, 3
@@ -245,7 +245,8 @@ def _states(value: Any, depth: int = 0) -> Iterator[_SavedState]:
 
 
 def _first(tensor: Any) -> torch.Tensor | None:
-    return leading_floats(tensor) if isinstance(tensor, torch.Tensor) and tensor.dim() else None
+    dense = local_tensor(tensor) if isinstance(tensor, torch.Tensor) and tensor.dim() else None
+    return None if dense is None or not dense.numel() else first_elements(dense).detach()
 
 
 def _others(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
@@ -269,10 +270,11 @@ def _top(value: Any) -> tuple[frozenset[str], dict[str, int]]:
 
 
 def _series(target: Any) -> str:
-    """The path of a file, with `*` for the numbers in its name; empty for memory."""
+    """The path of a file, with `*` for the numbers in its name; empty for memory. Extensions are left out, because a
+    program may write a temporary file and rename it."""
     name = file_name(target)
     path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
-    return "" if name == IN_MEMORY or path is None else str(Path(os.fsdecode(path)).absolute().parent / name)
+    return "" if name == IN_MEMORY or path is None else str(Path(os.fsdecode(path)).absolute().parent / name.partition(".")[0])
 
 
 def _has_state(optimizer: Any) -> bool:
