@@ -342,3 +342,49 @@ def test_fine_tuning_of_a_file_in_the_same_folder(tmp_path: Path) -> None:
     assert DIAGNOSIS not in errors_of(
         tmp_path, lambda: resumed(tmp_path / "last-1.pt", "model", writes="last-1.pt", counts_on=False)
     )
+
+
+# -- schedulers ------------------------------------------------------------------------------------------------------
+
+RESTARTS = "resumed-schedule-restarts"
+
+
+def goes_on(path: Path, *names: str, prepare: Callable[[Parts], None] = lambda parts: None, gamma: float = 0.9) -> None:
+    """Train, save, and go on with new objects that restore these parts of the file."""
+    loader, parts = new_loader(), built()
+    trained(parts, loader, 3)
+    saved(parts, path)
+    parts = built()
+    parts["scheduler"] = StepLR(parts["optimizer"], 1, gamma)
+    restored(parts, path, *names)
+    prepare(parts)
+    trained(parts, loader, 3)
+
+
+def fast_forward(parts: Parts) -> None:
+    for _ in range(3):
+        parts["scheduler"].step()
+
+
+def set_position(parts: Parts) -> None:
+    parts["scheduler"].last_epoch = 3
+
+
+def build_again(parts: Parts) -> None:
+    parts["scheduler"] = StepLR(parts["optimizer"], 1, 0.5)
+
+
+def test_a_schedule_that_begins_again(tmp_path: Path) -> None:
+    assert RESTARTS in errors_of(tmp_path, lambda: goes_on(tmp_path / "last.pt", "model", "optimizer"))
+
+
+@pytest.mark.parametrize("prepare", [fast_forward, set_position, build_again])
+def test_a_schedule_that_goes_on_in_another_way(tmp_path: Path, prepare: Callable[[Parts], None]) -> None:
+    program = lambda: goes_on(tmp_path / "last.pt", "model", "optimizer", prepare=prepare)  # noqa: E731
+    assert RESTARTS not in errors_of(tmp_path, program)
+
+
+def test_schedules_that_are_restored_or_new(tmp_path: Path) -> None:
+    assert RESTARTS not in errors_of(tmp_path / "all", lambda: goes_on(tmp_path / "last.pt", *ALL))
+    program = lambda: goes_on(tmp_path / "new.pt", "model", "optimizer", gamma=0.5)  # noqa: E731
+    assert RESTARTS not in errors_of(tmp_path / "new", program)

@@ -37,6 +37,7 @@ from traincheck.vocab.builtin_rules import (
     REPLACED_WITHOUT_LOADER,
     REPORTED,
     REPORTED_ERRORS,
+    RESTARTED_SCHEDULE,
     RESTORES_STATE,
     RUN,
     SELF_UPDATE,
@@ -106,6 +107,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
         f"it replaces {readings[0].value}, has no state, and trains on the same samples"
     ),
     UNRESTORED: lambda readings: f"it has no state, its weights are those of the file, and {readings[0].value}",
+    RESTARTED_SCHEDULE: lambda readings: f"the program restored its optimizer from the file; {readings[0].value}",
     SELF_UPDATE: lambda _: "the update reads the parameters to which it writes, so the copy is the model itself",
     UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",

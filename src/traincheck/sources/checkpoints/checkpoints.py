@@ -34,7 +34,7 @@ from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, MERGED, RESUMED, RESUMED_HERE, Demand
+from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, MERGED, RESTARTED, RESUMED, RESUMED_HERE, Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, NO_CALL, PROJECT, SAVED, Reading
 from traincheck.vocab.facts import facts
 
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from traincheck.sources.checkpoints.merged_states import MergedStates
     from traincheck.sources.checkpoints.resumed_training import ResumedTraining, Unrestored
     from traincheck.sources.checkpoints.saved_entries import SavedEntries
+
+MAX_SCHEDULERS = 64
+"""Schedulers that are followed, the latest ones."""
 
 MAX_STATE_DICT_MODULES = 16
 """Modules remembered for a recent `state_dict` call; more of them are layers of a model saved piece by piece."""
@@ -82,6 +85,7 @@ class CheckpointSource:
         self._kept: KeptStates | None = None
         self._merged: MergedStates | None = None
         self._resumed: ResumedTraining | None = None
+        self._schedulers: list[weakref.ref[Any]] = []
         self._state_dict_modules: dict[int, weakref.ref[nn.Module]] = {}
         self._safetensors = False
 
@@ -318,7 +322,7 @@ class CheckpointSource:
         if self._finds_resumed:
             resumed, site = self._resumed_training(), self._recorder.sites.here()
             with hidden_from_modes():
-                resumed.file_read(loaded, token[1], self._updates, site)
+                resumed.file_read(loaded, token[1], self._updates, site, self._schedulers)
 
     def _remember(self, state: Any, module: nn.Module) -> None:
         """Remember, by weak reference, that `module` returned this state."""
@@ -387,14 +391,21 @@ class CheckpointSource:
             self._resumed.forget()
 
     def _observe_other_loads(self, undo: UndoStack) -> None:
-        """Observe the loads of schedulers and scalers."""
+        """Observe the loads of schedulers and scalers, and which schedulers exist."""
         from torch.optim import lr_scheduler
 
+        built = self._recorder.guarded(self.name, self._scheduler_built, always=True)
+        around = wrapping(lambda me, *_, **__: me, lambda me, _: built(me), lambda _: None)
+        replace(undo, lr_scheduler.LRScheduler, "__init__", around)
         observed = self._around(self._other_loads, self._ends)
         classes = {cls for cls in vars(lr_scheduler).values() if isinstance(cls, type)} | {torch.amp.GradScaler}
         for cls in classes:
             if "load_state_dict" in vars(cls):
                 replace(undo, cls, "load_state_dict", observed)
+
+    def _scheduler_built(self, scheduler: Any) -> None:
+        living = [reference for reference in self._schedulers if reference() is not None]
+        self._schedulers = [*living[1 - MAX_SCHEDULERS :], weakref.ref(scheduler)]
 
     def _other_loads(self, stateful: Any, state_dict: Any) -> None:
         if self._resumed is not None:
@@ -406,11 +417,14 @@ class CheckpointSource:
             name, passes = self._catalog.add_optimizer(optimizer), self._recorder.steps.passes_ended
             with hidden_from_modes():
                 unrestored = self._resumed.first_update(optimizer, name, self._updates, passes)
+                restarted = list(self._resumed.restarted_schedules(optimizer))
             if unrestored is not None and not self._catalog.is_pruned(name):
                 self._report_unrestored(unrestored)
+            for schedule in restarted:
+                self._report_unrestored(schedule)
 
     def _report_unrestored(self, unrestored: Unrestored) -> None:
-        attribute = RESUMED_HERE if unrestored.if_same_loader else RESUMED
+        attribute = RESTARTED if unrestored.is_schedule else RESUMED_HERE if unrestored.if_same_loader else RESUMED
         name, recorder, context = unrestored.optimizer, self._recorder, facts(site=unrestored.site)
         recorder.record_reading(
             Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, attribute, unrestored.sign, context=context)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from traincheck.sources.checkpoints.resumed_schedules import POSITION, Restarting, has_restarted, unrestored
 from traincheck.sources.checkpoints.saved_entries import IN_MEMORY, file_name
 from traincheck.sources.checkpoints.state_dicts import members, state_mappings
 from traincheck.sources.optimizers.hyperparameters import KEYS, settings
@@ -37,6 +38,7 @@ MAX_PASSES = 3
 """Passes over data for each epoch that is counted: of the training, and of evaluations."""
 
 _RATES = ("lr", "initial_lr")
+_PLAIN = (bool, int, float)
 
 
 class _SavedState(NamedTuple):
@@ -79,7 +81,8 @@ class _File:
     others: list[dict[str, Any]]
     tensors: dict[int, TensorReference]
     is_latest: bool
-    restores_others: bool = False
+    schedulers: list[weakref.ref[Any]]
+    restored: list[dict[str, Any]] = field(default_factory=list)
     receivers: list[tuple[_SavedState, weakref.ref[Any]]] = field(default_factory=list)
 
 
@@ -95,12 +98,14 @@ class _Load:
 
 
 class Unrestored(NamedTuple):
-    """An optimizer without the state in a file: the line that loaded it, and whether the loader is to be judged."""
+    """An optimizer without the state in a file: the line that loaded it, and whether the loader is to be judged.
+    Or the class of a scheduler that restarts, with `is_schedule`."""
 
     optimizer: str
     site: str
     if_same_loader: bool
     sign: str
+    is_schedule: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -121,8 +126,8 @@ class ResumedTraining:
 
     @property
     def waits(self) -> bool:
-        """Whether a module has loaded a file and was not updated since."""
-        return bool(self._loads)
+        """Whether a module has loaded a file and was not updated since, or a scheduler has not stepped since."""
+        return bool(self._loads or self._restarting)
 
     def forget(self) -> None:
         """Drop everything, because updates were not observed."""
@@ -130,9 +135,10 @@ class ResumedTraining:
         self._files: list[_File] = []
         self._loads: list[_Load] = []
         self._suspects: list[_Suspect] = []
+        self._restarting: list[Restarting] = []
 
-    def file_read(self, loaded: Any, source: Any, updates: int, site: str) -> None:
-        """The program loaded a file."""
+    def file_read(self, loaded: Any, source: Any, updates: int, site: str, schedulers: list[weakref.ref[Any]]) -> None:
+        """The program loaded a file, while these schedulers exist."""
         states = list(_states(loaded))
         if not states:
             return
@@ -140,7 +146,7 @@ class ResumedTraining:
         tensors = {id(value): TensorReference(value) for value in weights if isinstance(value, torch.Tensor)}
         is_latest = all(self._saved.get((state.sizes, state.numbers)) == updates for state in states)
         others = list(_others(loaded))
-        file = _File(_series(source), site, *_top(loaded), states, others, tensors, is_latest)
+        file = _File(_series(source), site, *_top(loaded), states, others, tensors, is_latest, schedulers)
         self._files = [*self._files[1 - MAX_FILES :], file]
 
     def module_loads(self, module: nn.Module, state: Mapping[str, Any], optimizers: set[str]) -> None:
@@ -170,7 +176,8 @@ class ResumedTraining:
         """A scheduler or a scaler is about to load a state."""
         numbers = _plain(state)
         for file in self._files:
-            file.restores_others = file.restores_others or numbers in file.others
+            if numbers in file.others:
+                file.restored.append(numbers)
 
     def first_update(self, optimizer: Any, name: str, updates: int, passes: int) -> Unrestored | None:
         """An optimizer is about to step: return what it has not restored. After its first step, this says nothing."""
@@ -180,9 +187,12 @@ class ResumedTraining:
         for load in loads:
             load.waiting -= ids
         self._loads = [load for load in self._loads if load.waiting]
-        if not is_covered or len({id(load.file) for load in loads}) > 1 or _has_state(optimizer):
+        if not is_covered or len({id(load.file) for load in loads}) > 1:
             return None
         if not all(_is_as_loaded(load, ids) for load in loads):
+            return None
+        if _has_state(optimizer):
+            self._follow_schedulers(loads[0].file, optimizer)
             return None
         return self._judge(loads[0], optimizer, name, updates, passes)
 
@@ -192,12 +202,30 @@ class ResumedTraining:
         receivers = [receiver() for _, receiver in file.receivers]
         if not fitting or any(receiver is not None and _is_around(receiver, optimizer) for receiver in receivers):
             return None
-        if file.restores_others or receivers:
+        if file.restored or receivers:
             return Unrestored(name, file.site, False, "the program restores another part of that file")
         self._suspects = [*self._suspects[1 - MAX_FILES :], _Suspect(file, name, updates, passes)]
         if file.is_latest and name in load.optimizers and any(state.has_rates_of(optimizer) for state in fitting):
             return Unrestored(name, file.site, True, "this run wrote that file after the last update")
         return None
+
+    def _follow_schedulers(self, file: _File, optimizer: Any) -> None:
+        if file.is_latest and any(receiver() is optimizer for _, receiver in file.receivers):
+            states = [state for state in file.others if POSITION in state]
+            if not any(POSITION in state for state in file.restored):
+                self._restarting += unrestored(states, file.schedulers, optimizer, file.site)
+
+    def restarted_schedules(self, optimizer: Any) -> Iterator[Unrestored]:
+        """An optimizer is about to step: yield its schedulers that have restarted."""
+        for restarting in [each for each in self._restarting if each.optimizer() is optimizer]:
+            result = has_restarted(restarting)
+            if result is None:
+                continue
+            self._restarting.remove(restarting)
+            if result:
+                sign = f"its position is 1, and {restarting.position} in the file"
+                scheduler = type(restarting.scheduler()).__name__
+                yield Unrestored(scheduler, restarting.site, False, sign, is_schedule=True)
 
     def saved(self, saved: Any, target: Any, updates: int, passes: int) -> Iterator[Unrestored]:
         """The program saves a file: yield the optimizers that it shows to be resumed without their state."""
@@ -260,7 +288,11 @@ def _others(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 
 def _plain(state: Any) -> dict[str, Any]:
     items = state.items() if isinstance(state, dict) else ()
-    return {str(name): value for name, value in items if type(value) in (bool, int, float)}
+    return {str(name): value for name, value in items if type(value) in _PLAIN or _is_list_of_numbers(value)}
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_SAVES and all(type(item) in _PLAIN for item in value)
 
 
 def _top(value: Any) -> tuple[frozenset[str], dict[str, int]]:
@@ -274,7 +306,11 @@ def _series(target: Any) -> str:
     program may write a temporary file and rename it."""
     name = file_name(target)
     path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
-    return "" if name == IN_MEMORY or path is None else str(Path(os.fsdecode(path)).absolute().parent / name.partition(".")[0])
+    return (
+        ""
+        if name == IN_MEMORY or path is None
+        else str(Path(os.fsdecode(path)).absolute().parent / name.partition(".")[0])
+    )
 
 
 def _has_state(optimizer: Any) -> bool:
