@@ -134,6 +134,22 @@ def test_two_networks_of_which_one_optimizer_is_restored(tmp_path: Path) -> None
     assert DIAGNOSIS not in errors_of(tmp_path / "right", lambda: adversarial(*networks, "optimizer1"))
 
 
+def in_the_loop(path: Path, *names: str) -> None:
+    """Save, and restore these parts of the file into the model and a new optimizer, between two epochs."""
+    parts, loader = built(), new_loader()
+    for epoch in range(4):
+        if epoch == 2:
+            saved(parts, path, epoch)
+            parts = built(parts["model"])
+            restored(parts, path, *names)
+        trained(parts, loader, 1)
+
+
+def test_an_optimizer_that_is_built_again_in_the_loop(tmp_path: Path) -> None:
+    assert DIAGNOSIS in errors_of(tmp_path / "wrong", lambda: in_the_loop(tmp_path / "last.pt", "model"))
+    assert DIAGNOSIS not in errors_of(tmp_path / "right", lambda: in_the_loop(tmp_path / "last.pt", *ALL))
+
+
 # -- programs that mean it -------------------------------------------------------------------------------------------
 
 
@@ -289,6 +305,37 @@ def wrapped(path: Path) -> None:
         saved(parts, path)
 
 
+def state_does_not_fit(path: Path) -> None:
+    """The program catches the error of a state that it cannot restore."""
+    loader, parts = new_loader(), built()
+    trained(parts, loader)
+    saved(parts, path)
+    model = Net()
+    groups = [{"params": [*model.body.parameters()]}, {"params": [*model.head.parameters()]}]
+    optimizer = torch.optim.Adam(groups, lr=0.01)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": StepLR(optimizer, 1, 0.9)}
+    restored(parts, path, "model", "scheduler")
+    with pytest.raises(ValueError, match="different number"):
+        restored(parts, path, "optimizer")
+    trained(parts, loader)
+
+
+def adagrad(path: Path, *names: str) -> None:
+    """An optimizer that makes its state before its first step."""
+    loader = new_loader()
+    for _ in range(2):
+        parts = built()
+        parts["optimizer"] = torch.optim.Adagrad(parts["model"].parameters(), lr=0.01)
+        if path.exists():
+            restored(parts, path, *(names or ("model", "optimizer")))
+        trained(parts, loader)
+        saved(parts, path)
+
+
+def test_an_optimizer_that_makes_its_state_before_its_first_step(tmp_path: Path) -> None:
+    assert DIAGNOSIS in errors_of(tmp_path, lambda: adagrad(tmp_path / "last.pt", "model"))
+
+
 def without_momentum(path: Path) -> None:
     loader = new_loader()
     for _ in range(2):
@@ -328,6 +375,8 @@ def state_is_set_by_hand(path: Path) -> None:
         teacher_is_loaded,
         another_optimizer,
         wrapped,
+        state_does_not_fit,
+        adagrad,
         without_momentum,
         state_is_set_by_hand,
     ],
