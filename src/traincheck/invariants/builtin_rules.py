@@ -39,6 +39,7 @@ from traincheck.vocab.builtin_rules import (
     REPLICAS,
     REPORTED,
     REPORTED_ERRORS,
+    RESTORES_STATE,
     SAME_SHAPE,
     SCORES,
     SHAPES,
@@ -46,6 +47,7 @@ from traincheck.vocab.builtin_rules import (
     SHUFFLES,
     STRETCH,
     SUCCESSION,
+    UNRESTORED_HERE,
     UNUSED,
     sentence_of,
 )
@@ -77,6 +79,7 @@ def of_training() -> tuple[Invariant, ...]:
         *(_rule(Subject(loss, LOGITS), KEEPS_CLASSES, ERROR) for loss in OF_CLASSES),
         *(_rule(Subject(loss, SHAPES), SAME_SHAPE, ERROR) for loss in ELEMENTWISE),
         _rule(Subject(REPLACED_OPTIMIZER, SUCCESSION), KEEPS_STATE, ERROR),
+        _rule(Subject(UNRESTORED_HERE, SUCCESSION), RESTORES_STATE, ERROR),
         *(
             _rule(Subject(quantity, REPORTED), prop, NOTICE if quantity == UNUSED else ERROR)
             for quantity, prop in REPORTED_ERRORS.items()

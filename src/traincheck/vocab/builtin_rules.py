@@ -7,7 +7,7 @@ that judge them (in `relations/periodic/`: `zero_gradients.py`, `gradient_use.py
 
 from __future__ import annotations
 
-from traincheck.vocab.demand import CHECKPOINT, KEPT, MERGED
+from traincheck.vocab.demand import CHECKPOINT, KEPT, MERGED, RESTARTED, RESUMED, RESUMED_HERE
 from traincheck.vocab.occasion import RANKS, Property, Subject
 from traincheck.vocab.properties import (
     ARE_USED,
@@ -84,6 +84,8 @@ REDUCED_GRADIENT, REPLICAS = f"{GRADIENT}.{REDUCTION}", f"{PARAMETER}.{REPLICA}"
 SELF_UPDATE = f"{MODEL}.{OWN_WEIGHTS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
 MERGED_STATE = f"{CHECKPOINT}.{MERGED}"
+UNRESTORED, UNRESTORED_HERE = f"{CHECKPOINT}.{RESUMED}", f"{CHECKPOINT}.{RESUMED_HERE}"
+RESTARTED_SCHEDULE = f"{CHECKPOINT}.{RESTARTED}"
 CROSS_ENTROPY = "torch.nn.functional.cross_entropy"
 OF_SCORES = (
     "torch.nn.functional.binary_cross_entropy_with_logits",
@@ -143,6 +145,8 @@ OVER_CLASSES = Property(ARGUMENT_VALUES, "input", "a log-softmax ran over the cl
 KEEPS_CLASSES = Property(ARGUMENT_VALUES, "input", "no reshape mixes its classes")
 SAME_SHAPE = Property(ARGUMENT_VALUES, "target", "it has the shape of the input")
 KEEPS_STATE = Property(TAKES_OVER, "optimizer_state", "if it is built again")
+RESTORES_POSITION = Property(TAKES_OVER, SCHEDULER, "from its checkpoint")
+RESTORES_STATE = Property(TAKES_OVER, "optimizer_state", "from its checkpoint")
 
 USED = Property(ARE_USED, GRAD, "by an update")
 UNREAD_IS_READ = Property(IS_READ, "setting", "by torch")
@@ -187,6 +191,8 @@ REPORTED_ERRORS = {
     MISPLACED_DECAY: DECAYS_MATRICES,
     REPLACED_WITHOUT_LOADER: KEEPS_STATE,
     USED_AGAIN: USED_ONCE,
+    UNRESTORED: RESTORES_STATE,
+    RESTARTED_SCHEDULE: RESTORES_POSITION,
     REDUCED_GRADIENT: ARE_ADDED,
 }
 """The property that each of these readings violates."""
@@ -242,6 +248,8 @@ _SENTENCES = {
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
+    RESTORES_STATE: "an optimizer that goes on from a checkpoint restores the state that the checkpoint holds of it",
+    RESTORES_POSITION: "a scheduler of a restored optimizer restores the position that the checkpoint holds of it",
     BY_ONE_NORM: "ranks that hold parts of a gradient clip it by the norm of the whole gradient",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }

@@ -66,6 +66,7 @@ MODULE_SAMPLES = f"module.{SAMPLES}"
 
 BATCH, FORM = "batch", "form"
 CHECKPOINT, ENTRIES, KEPT, MERGED = "checkpoint", "entries", "kept", "merged"
+RESUMED, RESUMED_HERE, RESTARTED = "resumed", "resumed_here", "restarted_schedule"
 EVALUATION, CHANGED = "evaluation", "changed"
 """The same for what a model is called with (sources/data/batch_forms.py), for what a checkpoint holds
 (sources/checkpoints/saved_entries.py), and for what an evaluation changes (sources/modules/evaluation_changes.py)."""

@@ -37,6 +37,8 @@ from traincheck.vocab.builtin_rules import (
     REPLACED_WITHOUT_LOADER,
     REPORTED,
     REPORTED_ERRORS,
+    RESTARTED_SCHEDULE,
+    RESTORES_STATE,
     RUN,
     SELF_UPDATE,
     STALE_COPY,
@@ -44,6 +46,8 @@ from traincheck.vocab.builtin_rules import (
     UNREAD,
     UNREAD_BY_OPTIMIZER,
     UNREGISTERED,
+    UNRESTORED,
+    UNRESTORED_HERE,
     UNSET,
     UNSTEPPED_SCHEDULER,
     UNUSED,
@@ -104,6 +108,8 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     REPLACED_WITHOUT_LOADER: lambda readings: (
         f"it replaces {readings[0].value}, has no state, and trains on the same samples"
     ),
+    UNRESTORED: lambda readings: f"it has no state, its weights are those of the file, and {readings[0].value}",
+    RESTARTED_SCHEDULE: lambda readings: f"the program restored its optimizer from the file; {readings[0].value}",
     SELF_UPDATE: lambda _: "the update reads the parameters to which it writes, so the copy is the model itself",
     UNSTEPPED_SCHEDULER: lambda readings: f"it was built for {readings[0].value}, and the run is over",
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
@@ -114,19 +120,26 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
 """What a finding says of readings of one site, by their quantity."""
 
 
+MAX_LOOPS = 1024
+"""Loops over a loader that are remembered, the first ones."""
+
+
 class OptimizerSuccession(Part):
     """Optimizers that replace an equal one without its state (sources/optimizers/replaced_optimizers.py), if both learn
-    from one loader. (With a loader for each task, the program may mean a new beginning.)"""
+    from one loader. (With a loader for each task, the program may mean a new beginning.) The same holds for those that
+    do not restore it from a checkpoint (sources/checkpoints/resumed_training.py), if they step at the same line."""
 
     def __init__(self) -> None:
         self._loader = ""
         self._loaders: dict[str, str] = {}  # by optimizer: the loader of its latest step
+        self._loops: set[tuple[str, str]] = set()  # the loaders and lines of all steps
 
     def forget(self) -> None:
         self._loader = ""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each such optimizer."""
+        unrestored = {reading.variable: reading for reading in window.readings if named(reading) == UNRESTORED_HERE}
         for call in calls_of(window, NEXT, UPDATE):
             if call.levels[-1] == NEXT:
                 self._loader = call.receiver
@@ -137,7 +150,16 @@ class OptimizerSuccession(Part):
                     subject, note = Subject(REPLACED_OPTIMIZER, SUCCESSION), f"it replaces {former}, and has no state"
                     context, outcome = context_of((), window.stage), outcome_of(KEEPS_STATE, False)
                     yield Occasion(subject, context, *outcome, call.seq, (call.receiver,), site=call.site, note=note)
+            loop = self._loader, call.site
+            if call.receiver in unrestored and self._loader and loop in self._loops:
+                reading = unrestored.pop(call.receiver)
+                note = f"it has no state, its weights are those of the file, and {reading.value}"
+                subject, site = Subject(UNRESTORED_HERE, SUCCESSION), site_of(reading)
+                context, outcome = context_of((), window.stage), outcome_of(RESTORES_STATE, False)
+                yield Occasion(subject, context, *outcome, call.seq, (call.receiver,), site=site, note=note)
             self._loaders[call.receiver] = self._loader
+            if len(self._loops) < MAX_LOOPS:
+                self._loops.add(loop)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -33,14 +34,18 @@ from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, MERGED, Demand
+from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, MERGED, RESTARTED, RESUMED, RESUMED_HERE, Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, NO_CALL, PROJECT, SAVED, Reading
 from traincheck.vocab.facts import facts
 
 if TYPE_CHECKING:
     from traincheck.sources.checkpoints.kept_states import KeptStates
     from traincheck.sources.checkpoints.merged_states import MergedStates
+    from traincheck.sources.checkpoints.resumed_training import ResumedTraining, Unrestored
     from traincheck.sources.checkpoints.saved_entries import SavedEntries
+
+MAX_SCHEDULERS = 64
+"""Schedulers that are followed, the latest ones."""
 
 MAX_STATE_DICT_MODULES = 16
 """Modules remembered for a recent `state_dict` call; more of them are layers of a model saved piece by piece."""
@@ -79,6 +84,8 @@ class CheckpointSource:
         self._returned: dict[int, _ReturnedState] = {}
         self._kept: KeptStates | None = None
         self._merged: MergedStates | None = None
+        self._resumed: ResumedTraining | None = None
+        self._schedulers: list[weakref.ref[Any]] = []
         self._state_dict_modules: dict[int, weakref.ref[nn.Module]] = {}
         self._safetensors = False
 
@@ -93,35 +100,39 @@ class CheckpointSource:
         self._entries: SavedEntries | None = None
         self._finds_kept = demand.takes_reading(CHECKPOINT, KEPT)
         self._finds_merged = demand.takes_reading(CHECKPOINT, MERGED)
+        self._finds_resumed = demand.takes_reading(CHECKPOINT, RESUMED)
         follows_states = self._finds_kept or self._finds_merged
         self._settings = OptimizerReadings(self._catalog, demand, recorder)
         self._undo = undo = UndoStack()
         recorder.after_gap(self.name, self._report_entries_again, undo=undo, repeatable=True)
+        recorder.after_gap(self.name, self._forget_resumed, undo=undo)
         self._safetensors = False
-        if demand.records_call(SAVE):
+        if demand.records_call(SAVE) or self._finds_resumed:
             replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
         saves = demand.everything or any(api.endswith(".state_dict") for api in demand.calls) or self._wants_saves()
         loads = demand.everything or any(api.endswith(".load_state_dict") for api in demand.calls)
         if saves or follows_states:
             replace(undo, nn.Module, "state_dict", self._around_state_dict())
-        if loads or follows_states:
+        if loads or follows_states or self._finds_resumed:
             replace(undo, nn.Module, "load_state_dict", self._around(self._load_begins, self._load_ends))
         if saves:
             replace(undo, Optimizer, "state_dict", self._around(self._optimizer_begins, self._optimizer_state_ends))
-        if loads:
+        if loads or self._finds_resumed:
             replace(
                 undo,
                 Optimizer,
                 "load_state_dict",
                 self._around(self._optimizer_load_begins, self._optimizer_load_ends),
             )
-        if self._wants_saves() or self._finds_kept:
+        if self._wants_saves() or self._finds_kept or self._finds_resumed:
             stepped = recorder.guarded(self.name, self._stepped, always=True)
             recorder.hooks.add(undo, register_optimizer_step_post_hook(stepped), stepped)
-        if self._finds_merged:
-            steps = recorder.guarded(self.name, self._find_forgotten)
+        if self._finds_merged or self._finds_resumed:
+            steps = recorder.guarded(self.name, self._step_begins)
             recorder.hooks.add(undo, register_optimizer_step_pre_hook(steps), steps)
-            replace_everywhere(undo, "torch", "load", self._around(lambda *_, **__: (None, None), self._file_read))
+            replace_everywhere(undo, "torch", "load", self._around(self._read_begins, self._file_read))
+        if self._finds_resumed:
+            self._observe_other_loads(undo)
         if self._wants_saves():
             self._look_for_safetensors()
         return undo
@@ -139,8 +150,9 @@ class CheckpointSource:
         if token[0] is not None:
             self._recorder.abandon(token[0])
 
-    def _ends(self, token: tuple[OpenCall, Any], result: Any) -> None:
-        self._recorder.leave(token[0])
+    def _ends(self, token: tuple[OpenCall | None, Any], result: Any) -> None:
+        if token[0] is not None:
+            self._recorder.leave(token[0])
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._updates += 1
@@ -148,9 +160,17 @@ class CheckpointSource:
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
-    def _save_begins(self, saved: Any = None, *args: Any, **kwargs: Any) -> tuple[OpenCall, None]:
+    def _save_begins(self, saved: Any = None, *args: Any, **kwargs: Any) -> tuple[OpenCall, None] | None:
+        saved, target = kwargs.get("obj", saved), kwargs.get("f", args[0] if args else None)
+        if self._finds_resumed:
+            resumed, passes = self._resumed_training(), self._recorder.steps.passes_ended
+            with hidden_from_modes():
+                for unrestored in resumed.saved(saved, target, self._updates, passes):
+                    self._report_unrestored(unrestored)
+        if not self._demand.records_call(SAVE):
+            return None
         call = self._recorder.enter(LIFECYCLE, SAVE, "", context_facts())
-        self._record_saved(call, kwargs.get("obj", saved), kwargs.get("f", args[0] if args else None))
+        self._record_saved(call, saved, target)
         return call, None
 
     def _record_saved(self, call: OpenCall, saved: Any, target: Any) -> None:
@@ -293,9 +313,16 @@ class CheckpointSource:
             self._merged = MergedStates()
         return self._merged
 
-    def _file_read(self, token: Any, loaded: Any) -> None:
-        for state in state_mappings(loaded):
+    def _read_begins(self, file: Any = None, *args: Any, **kwargs: Any) -> tuple[None, Any]:
+        return None, kwargs.get("f", file)
+
+    def _file_read(self, token: tuple[None, Any], loaded: Any) -> None:
+        for state in state_mappings(loaded) if self._finds_merged else ():
             self._merged_states().add_tensors(state)
+        if self._finds_resumed:
+            resumed, site = self._resumed_training(), self._recorder.sites.here()
+            with hidden_from_modes():
+                resumed.file_read(loaded, token[1], self._updates, site, self._schedulers)
 
     def _remember(self, state: Any, module: nn.Module) -> None:
         """Remember, by weak reference, that `module` returned this state."""
@@ -320,6 +347,9 @@ class CheckpointSource:
             self._find_kept(self._kept, module, state)
         if self._merged is not None and self._finds_merged and isinstance(state, dict):
             self._merged.note_load(state)
+        if self._resumed is not None and self._finds_resumed and isinstance(state, dict):
+            with hidden_from_modes():
+                self._resumed.module_loads(module, state, self._recorder.steps.optimizers)
         if not isinstance(state, dict) or not self._demand.records_call(call_levels):
             return None
         around = self._recorder.innermost_call()
@@ -338,7 +368,7 @@ class CheckpointSource:
                 Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, KEPT, updates, context=context)
             )
 
-    def _find_forgotten(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _find_forgotten(self, optimizer: Any) -> None:
         """Report the states of modules that an optimizer is about to update, see merged_states.py."""
         for module, site, count in self._merged.forgotten(optimizer) if self._merged is not None else ():
             name, recorder = self._catalog.module_name(module), self._recorder
@@ -346,6 +376,59 @@ class CheckpointSource:
             recorder.record_reading(
                 Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, MERGED, count, context=context)
             )
+
+    # -- training that is resumed ----------------------------------------------------------------------------------
+
+    def _resumed_training(self) -> ResumedTraining:
+        if self._resumed is None:
+            from traincheck.sources.checkpoints.resumed_training import ResumedTraining  # not before the first file
+
+            self._resumed = ResumedTraining()
+        return self._resumed
+
+    def _forget_resumed(self) -> None:
+        if self._resumed is not None:
+            self._resumed.forget()
+
+    def _observe_other_loads(self, undo: UndoStack) -> None:
+        """Observe the loads of schedulers and scalers, and which schedulers exist."""
+        from torch.optim import lr_scheduler
+
+        built = self._recorder.guarded(self.name, self._scheduler_built, always=True)
+        around = wrapping(lambda me, *_, **__: me, lambda me, _: built(me), lambda _: None)
+        replace(undo, lr_scheduler.LRScheduler, "__init__", around)
+        observed = self._around(self._other_loads, self._ends)
+        classes = {cls for cls in vars(lr_scheduler).values() if isinstance(cls, type)} | {torch.amp.GradScaler}
+        for cls in classes:
+            if "load_state_dict" in vars(cls):
+                replace(undo, cls, "load_state_dict", observed)
+
+    def _scheduler_built(self, scheduler: Any) -> None:
+        living = [reference for reference in self._schedulers if reference() is not None]
+        self._schedulers = [*living[1 - MAX_SCHEDULERS :], weakref.ref(scheduler)]
+
+    def _other_loads(self, stateful: Any, state_dict: Any) -> None:
+        if self._resumed is not None:
+            self._resumed.other_loads(state_dict)
+
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._find_forgotten(optimizer)
+        if self._resumed is not None and self._resumed.waits:
+            name, passes = self._catalog.add_optimizer(optimizer), self._recorder.steps.passes_ended
+            with hidden_from_modes():
+                unrestored = self._resumed.first_update(optimizer, name, self._updates, passes)
+                restarted = list(self._resumed.restarted_schedules(optimizer))
+            if unrestored is not None and not self._catalog.is_pruned(name):
+                self._report_unrestored(unrestored)
+            for schedule in restarted:
+                self._report_unrestored(schedule)
+
+    def _report_unrestored(self, unrestored: Unrestored) -> None:
+        attribute = RESTARTED if unrestored.is_schedule else RESUMED_HERE if unrestored.if_same_loader else RESUMED
+        name, recorder, context = unrestored.optimizer, self._recorder, facts(site=unrestored.site)
+        recorder.record_reading(
+            Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, attribute, unrestored.sign, context=context)
+        )
 
     def _load_ends(self, token: tuple[OpenCall, tuple[nn.Module, Any]], result: Any) -> None:
         call, (module, state) = token
@@ -366,6 +449,9 @@ class CheckpointSource:
         self._recorder.leave(call)
 
     def _optimizer_load_begins(self, optimizer: Any, state_dict: Any) -> tuple[OpenCall, Any] | None:
+        if self._resumed is not None and self._finds_resumed:
+            with hidden_from_modes():
+                self._resumed.optimizer_loads(optimizer, state_dict)
         return self._optimizer_call(optimizer, "load_state_dict", _groups(state_dict))
 
     def _optimizer_load_ends(self, token: tuple[OpenCall, Any], result: Any) -> None:

@@ -8,6 +8,12 @@ CHECKPOINTS = SourceDeclaration(
     name="checkpoints",
     observes="saved and loaded state, compared with the live model and optimizer",
     absence="Rules about checkpoints are not judged.",
-    readings=("checkpoint.kept", "checkpoint.merged"),
+    readings=(
+        "checkpoint.kept",
+        "checkpoint.merged",
+        "checkpoint.resumed",
+        "checkpoint.resumed_here",
+        "checkpoint.restarted_schedule",
+    ),
     apis=("*.save", "*.save_file", "*.state_dict", "*.load_state_dict"),
 )

@@ -1,0 +1,347 @@
+"""Finds optimizers that begin without the state that the checkpoint of their model holds.
+
+A program loads the weights of a checkpoint and goes on training. The file also holds the state of an optimizer, but the
+program loads it never, or into an optimizer that it then builds again. Momentum and step counts are lost.
+
+Fine-tuning takes only weights as well. So the first update of a module whose parameters are those of a file, by an
+optimizer that has no state, the settings of the saved one and as many parameters, needs one of these signs:
+* The program restores another part of the file: a scheduler, a scaler, or an optimizer that does not step.
+* The program wrote the state itself after the last update, and the optimizer existed before the weights were loaded.
+  The relation then asks whether it learns from a loader of that training (relations/periodic/reported_errors.py).
+* The program later writes the next file of the same series, and a number in it counts on from that of the loaded file.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from traincheck.sources.checkpoints.resumed_schedules import POSITION, Restarting, has_restarted, unrestored
+from traincheck.sources.checkpoints.saved_entries import IN_MEMORY, file_name
+from traincheck.sources.checkpoints.state_dicts import members, state_mappings
+from traincheck.sources.optimizers.hyperparameters import KEYS, settings
+from traincheck.sources.recording.patches import TensorReference
+from traincheck.sources.tensors.reading import bytes_of, first_elements, leading_floats, local_tensor, starts_with
+from traincheck.vocab.facts import FactValue
+
+MAX_FILES, MAX_SAVES, MAX_DEPTH = 8, 16, 3
+"""Loaded files and saved states that are remembered, the latest ones; how deep a file is searched."""
+
+MAX_PASSES = 3
+"""Passes over data for each epoch that is counted: of the training, and of evaluations."""
+
+_RATES = ("lr", "initial_lr")
+_PLAIN = (bool, int, float)
+
+
+class _SavedState(NamedTuple):
+    """The state of an optimizer in a file: the settings and the number of parameters of each group, and the first
+    numbers of its first tensor."""
+
+    groups: tuple[dict[str, FactValue], ...]
+    sizes: tuple[int, ...]
+    numbers: bytes
+
+    def fits(self, optimizer: Any) -> bool:
+        """Whether an optimizer has these groups, but for learning rates."""
+        if self.sizes != tuple(len(group["params"]) for group in optimizer.param_groups):
+            return False
+        own = [settings(group) for group in optimizer.param_groups]
+        return all(
+            saved.get(name) == value
+            for now, saved in zip(own, self.groups, strict=True)
+            for name, value in now.items()
+            if name not in (*_RATES, KEYS)
+        )
+
+    def has_rates_of(self, optimizer: Any) -> bool:
+        """Whether an optimizer starts with the learning rates with which the saved one started."""
+        return all(
+            saved.get("initial_lr", saved.get("lr")) == own.get("initial_lr", own.get("lr"))
+            for saved, own in zip(self.groups, map(settings, optimizer.param_groups), strict=True)
+        )
+
+
+@dataclass(eq=False, slots=True)
+class _File:
+    """A file that the program loaded. `is_latest`: this process wrote its states after the last update so far."""
+
+    series: str
+    site: str
+    names: frozenset[str]
+    counts: dict[str, int]
+    states: list[_SavedState]
+    others: list[dict[str, Any]]
+    tensors: dict[int, TensorReference]
+    is_latest: bool
+    schedulers: list[weakref.ref[Any]]
+    restored: list[dict[str, Any]] = field(default_factory=list)
+    receivers: list[tuple[_SavedState, weakref.ref[Any]]] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """Weights of a file that a module loaded: the first numbers of each parameter, by name."""
+
+    file: _File
+    module: weakref.ref[nn.Module]
+    numbers: dict[str, torch.Tensor]
+    waiting: set[int]
+    optimizers: frozenset[str]
+
+
+class Unrestored(NamedTuple):
+    """An optimizer without the state in a file: the line that loaded it, and whether the loader is to be judged.
+    Or the class of a scheduler that restarts, with `is_schedule`."""
+
+    optimizer: str
+    site: str
+    if_same_loader: bool
+    sign: str
+    is_schedule: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Suspect:
+    """An optimizer of which only a later save can say whether the program resumes."""
+
+    file: _File
+    optimizer: str
+    updates: int
+    passes: int
+
+
+class ResumedTraining:
+    """The files that a program writes and loads. All methods are called inside `hidden_from_modes()`."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a module has loaded a file and was not updated since, or a scheduler has not stepped since."""
+        return bool(self._loads or self._restarting)
+
+    def forget(self) -> None:
+        """Drop everything, because updates were not observed."""
+        self._saved: dict[tuple[tuple[int, ...], bytes], int] = {}
+        self._files: list[_File] = []
+        self._loads: list[_Load] = []
+        self._suspects: list[_Suspect] = []
+        self._restarting: list[Restarting] = []
+
+    def file_read(self, loaded: Any, source: Any, updates: int, site: str, schedulers: list[weakref.ref[Any]]) -> None:
+        """The program loaded a file, while these schedulers exist."""
+        states = list(_states(loaded))
+        if not states:
+            return
+        weights = [value for state in state_mappings(loaded) for value in state.values()]
+        tensors = {id(value): TensorReference(value) for value in weights if isinstance(value, torch.Tensor)}
+        is_latest = all(self._saved.get((state.sizes, state.numbers)) == updates for state in states)
+        others = list(_others(loaded))
+        file = _File(_series(source), site, *_top(loaded), states, others, tensors, is_latest, schedulers)
+        self._files = [*self._files[1 - MAX_FILES :], file]
+
+    def module_loads(self, module: nn.Module, state: Mapping[str, Any], optimizers: set[str]) -> None:
+        """A module is about to load a state, while these optimizers exist."""
+        self._loads = [load for load in self._loads if load.module() not in (None, module)][-MAX_FILES:]
+        given = {id(value) for value in state.values()}
+        for file in self._files:
+            numbers, waiting = {}, set()
+            for member in members(module) if given & file.tensors.keys() else ():
+                value = next((state[name] for name in member.names if name in state), None)
+                reference = file.tensors.get(id(value))
+                if reference is not None and reference() is value and (first := leading_floats(value)) is not None:
+                    numbers[member.names[0]] = first.to("cpu", copy=True)
+                    waiting.add(id(member.tensor))
+            if waiting:
+                self._loads.append(_Load(file, weakref.ref(module), numbers, waiting, frozenset(optimizers)))
+
+    def optimizer_loads(self, optimizer: Any, state: Any) -> None:
+        """An optimizer is about to load a state."""
+        loaded = [(found.sizes, found.numbers) for found in _states(state)]
+        for file in self._files:
+            for known in file.states:
+                if (known.sizes, known.numbers) in loaded:
+                    file.receivers.append((known, weakref.ref(optimizer)))
+
+    def other_loads(self, state: Any) -> None:
+        """A scheduler or a scaler is about to load a state."""
+        numbers = _plain(state)
+        for file in self._files:
+            if numbers in file.others:
+                file.restored.append(numbers)
+
+    def first_update(self, optimizer: Any, name: str, updates: int, passes: int) -> Unrestored | None:
+        """An optimizer is about to step: return what it has not restored. After its first step, this says nothing."""
+        ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        loads = [load for load in self._loads if ids & load.waiting]
+        is_covered = bool(loads) and ids <= set().union(*(load.waiting for load in loads))
+        for load in loads:
+            load.waiting -= ids
+        self._loads = [load for load in self._loads if load.waiting]
+        if not is_covered or len({id(load.file) for load in loads}) > 1:
+            return None
+        if not all(_is_as_loaded(load, ids) for load in loads):
+            return None
+        if _has_state(optimizer):
+            self._follow_schedulers(loads[0].file, optimizer)
+            return None
+        return self._judge(loads[0], optimizer, name, updates, passes)
+
+    def _judge(self, load: _Load, optimizer: Any, name: str, updates: int, passes: int) -> Unrestored | None:
+        file = load.file
+        fitting = [state for state in file.states if state.fits(optimizer)]
+        receivers = [receiver() for _, receiver in file.receivers]
+        if not fitting or any(receiver is not None and _is_around(receiver, optimizer) for receiver in receivers):
+            return None
+        if file.restored or receivers:
+            return Unrestored(name, file.site, False, "the program restores another part of that file")
+        self._suspects = [*self._suspects[1 - MAX_FILES :], _Suspect(file, name, updates, passes)]
+        if file.is_latest and name in load.optimizers and any(state.has_rates_of(optimizer) for state in fitting):
+            return Unrestored(name, file.site, True, "this run wrote that file after the last update")
+        return None
+
+    def _follow_schedulers(self, file: _File, optimizer: Any) -> None:
+        if file.is_latest and any(receiver() is optimizer for _, receiver in file.receivers):
+            states = [state for state in file.others if POSITION in state]
+            if not any(POSITION in state for state in file.restored):
+                self._restarting += unrestored(states, file.schedulers, optimizer, file.site)
+
+    def restarted_schedules(self, optimizer: Any) -> Iterator[Unrestored]:
+        """An optimizer is about to step: yield its schedulers that have restarted."""
+        for restarting in [each for each in self._restarting if each.optimizer() is optimizer]:
+            result = has_restarted(restarting)
+            if result is None:
+                continue
+            self._restarting.remove(restarting)
+            if result:
+                sign = f"its position is 1, and {restarting.position} in the file"
+                scheduler = type(restarting.scheduler()).__name__
+                yield Unrestored(scheduler, restarting.site, False, sign, is_schedule=True)
+
+    def saved(self, saved: Any, target: Any, updates: int, passes: int) -> Iterator[Unrestored]:
+        """The program saves a file: yield the optimizers that it shows to be resumed without their state."""
+        states = list(_states(saved))
+        for state in states:
+            self._saved.pop(key := (state.sizes, state.numbers), None)
+            self._saved[key] = updates
+            if len(self._saved) > MAX_SAVES:
+                del self._saved[next(iter(self._saved))]
+        series, (names, counts) = _series(target), _top(saved)
+        for suspect in list(self._suspects if states else ()):
+            file = suspect.file
+            if series and (series, names) == (file.series, file.names):
+                self._suspects.remove(suspect)
+                made = updates - suspect.updates, passes - suspect.passes
+                if _counts_on(file.counts, counts, *made):
+                    yield Unrestored(suspect.optimizer, file.site, False, "this run writes the file that follows it")
+
+
+def _counts_on(before: Mapping[str, int], now: Mapping[str, int], updates: int, passes: int) -> bool:
+    """Whether some number counts the updates or passes since, on from what it was, and none begins again."""
+    steps = [now[name] - before[name] for name in before.keys() & now.keys()]
+    return all(step >= 0 for step in steps) and any(
+        step == updates or 0 < step <= passes <= MAX_PASSES * step for step in steps
+    )
+
+
+def _states(value: Any, depth: int = 0) -> Iterator[_SavedState]:
+    """Yield the states of optimizers in what a file holds, if they keep tensors."""
+    if not isinstance(value, dict) or depth > MAX_DEPTH:
+        return
+    groups, kept = value.get("param_groups"), value.get("state")
+    if isinstance(groups, list) and isinstance(kept, dict):
+        if not all(isinstance(group, dict) and "params" in group for group in groups):
+            return
+        tensors = [number for entry in kept.values() if isinstance(entry, dict) for number in entry.values()]
+        numbers = next((first for tensor in tensors if (first := _first(tensor)) is not None), None)
+        if numbers is not None:
+            sizes = tuple(len(group["params"]) for group in groups)
+            yield _SavedState(tuple(settings(group) for group in groups), sizes, bytes_of(numbers))
+        return
+    for entry in value.values():
+        for item in entry if isinstance(entry, (list, tuple)) and len(entry) <= MAX_SAVES else (entry,):
+            yield from _states(item, depth + 1)
+
+
+def _first(tensor: Any) -> torch.Tensor | None:
+    dense = local_tensor(tensor) if isinstance(tensor, torch.Tensor) and tensor.dim() else None
+    return None if dense is None or not dense.numel() else first_elements(dense).detach()
+
+
+def _others(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the plain numbers of each further part of a file: the states of schedulers and scalers."""
+    if isinstance(value, dict) and "param_groups" not in value and depth <= MAX_DEPTH:
+        if depth and len(numbers := _plain(value)) > 1:
+            yield numbers
+        for entry in value.values():
+            yield from _others(entry, depth + 1)
+
+
+def _plain(state: Any) -> dict[str, Any]:
+    items = state.items() if isinstance(state, dict) else ()
+    return {str(name): value for name, value in items if type(value) in _PLAIN or _is_list_of_numbers(value)}
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_SAVES and all(type(item) in _PLAIN for item in value)
+
+
+def _top(value: Any) -> tuple[frozenset[str], dict[str, int]]:
+    """The names of a file's entries, and the numbers among them."""
+    entries = value if isinstance(value, dict) else {}
+    return frozenset(map(str, entries)), {str(name): item for name, item in entries.items() if type(item) is int}
+
+
+def _series(target: Any) -> str:
+    """The path of a file, with `*` for the numbers in its name; empty for memory. Extensions are left out, because a
+    program may write a temporary file and rename it."""
+    name = file_name(target)
+    path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
+    return (
+        ""
+        if name == IN_MEMORY or path is None
+        else str(Path(os.fsdecode(path)).absolute().parent / name.partition(".")[0])
+    )
+
+
+def _has_state(optimizer: Any) -> bool:
+    """Whether an optimizer, or one within it, has a state. Some make one before their first step."""
+    within = [value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)]
+    entries = [entry for each in (optimizer, *within) for entry in each.state.values()]
+    return any(entry and not _is_before_first_step(entry) for entry in entries)
+
+
+def _is_before_first_step(entry: Any) -> bool:
+    step = entry.get("step") if isinstance(entry, dict) else None
+    if isinstance(step, torch.Tensor):
+        return step.numel() == 1 and not step.item()
+    return isinstance(step, (int, float)) and not step
+
+
+def _is_around(receiver: Any, optimizer: Any) -> bool:
+    """Whether an optimizer is the receiver of a state, or is within it."""
+    return (
+        receiver is optimizer
+        or receiver.param_groups is optimizer.param_groups
+        or any(value is optimizer for value in vars(receiver).values())
+        or any(value is receiver for value in vars(optimizer).values())
+    )
+
+
+def _is_as_loaded(load: _Load, ids: set[int]) -> bool:
+    """Whether the parameters of an optimizer still are what their module loaded."""
+    module = load.module()
+    return module is not None and all(
+        starts_with(member.tensor, load.numbers[member.names[0]])
+        for member in members(module)
+        if id(member.tensor) in ids and member.names[0] in load.numbers
+    )
