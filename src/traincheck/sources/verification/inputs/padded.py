@@ -20,12 +20,11 @@ The first token of each run may be a token that ends the text, and keeps its vec
 Note [What may read padding on purpose]
 Some computations mix neighbouring positions, and programs mask only their results: convolutions, recurrent layers and
 loops over positions, normalization, transforms, linear layers over positions, routers of experts. Where a call contains
-one, a difference is left undecided. Padding before the tokens is not judged.
+one, a difference is left undecided. A loss of each sample may count padding. Padding before the tokens is not judged.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -48,22 +47,87 @@ MIN_SAMPLES = 4
 """Numbers of fewer samples may be equal to their lengths by chance."""
 
 _SEPARATE = frozenset(
-    "embedding index view _unsafe_view reshape _reshape_alias unsqueeze squeeze expand clone detach alias _to_copy to"
-    " contiguous add mul sub div native_layer_norm native_dropout dropout relu gelu silu tanh mm addmm t".split()
+    [
+        "embedding",
+        "index",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "clone",
+        "detach",
+        "alias",
+        "_to_copy",
+        "to",
+        "contiguous",
+        "add",
+        "mul",
+        "sub",
+        "div",
+        "native_layer_norm",
+        "native_dropout",
+        "dropout",
+        "relu",
+        "gelu",
+        "silu",
+        "tanh",
+        "mm",
+        "addmm",
+        "t",
+    ]
 )
 """Operations that keep positions separate, in the first dimensions of a tensor."""
 
 _MIXING = frozenset(
-    "convolution _convolution convolution_overrideable mkldnn_convolution cudnn_convolution native_batch_norm"
-    " _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update cudnn_batch_norm"
-    " native_group_norm _fft_r2c _fft_c2c _fft_c2r cumsum cumprod logcumsumexp roll unfold constant_pad_nd topk sort"
-    " argsort argmax argmin max_pool2d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d mkldnn_rnn_layer"
-    " _thnn_fused_gru_cell _thnn_fused_lstm_cell _cudnn_rnn aminmax".split()
+    [
+        "convolution",
+        "_convolution",
+        "convolution_overrideable",
+        "mkldnn_convolution",
+        "cudnn_convolution",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "_batch_norm_with_update",
+        "cudnn_batch_norm",
+        "native_group_norm",
+        "_fft_r2c",
+        "_fft_c2c",
+        "_fft_c2r",
+        "cumsum",
+        "cumprod",
+        "logcumsumexp",
+        "roll",
+        "unfold",
+        "constant_pad_nd",
+        "topk",
+        "sort",
+        "argsort",
+        "argmax",
+        "argmin",
+        "max_pool2d_with_indices",
+        "avg_pool2d",
+        "avg_pool3d",
+        "_adaptive_avg_pool2d",
+        "mkldnn_rnn_layer",
+        "_thnn_fused_gru_cell",
+        "_thnn_fused_lstm_cell",
+        "_cudnn_rnn",
+        "aminmax",
+    ]
 )
 """Operations on floating-point numbers that mix positions or tokens, see Note [What may read padding on purpose]."""
 
-_OF_ALL = frozenset({"max", "min", "amax", "amin", "mean", "std", "var"})
+_OF_ALL = frozenset({"max", "min", "amax", "amin", "mean"})
 """Reductions that make one scale of all tokens, if they reduce a tensor to one number."""
+
+_SPREADS = frozenset({"std", "var", "std_mean", "var_mean"})
+"""Reductions that normalize over tokens, if they reduce more than the last dimension."""
+
+_LOSSES = frozenset(["_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "mse_loss"])
 
 
 class TrailingPadding(NamedTuple):
@@ -91,21 +155,18 @@ def trailing_padding(sequence: torch.Tensor) -> TrailingPadding | None:
         positions = sequence == token
         trailing = not bool((positions[:, :-1] & ~positions[:, 1:]).any())
         lengths = (~positions).sum(1)
-        if trailing and int(lengths.min()) > 0 and len(lengths.unique()) > 1:
-            fitting.append(positions)
-    if len(fitting) != 1:
-        return None
-    positions = fitting[0]
-    replaced = positions.clone()
-    replaced[:, 1:] &= positions[:, :-1]
-    return TrailingPadding(sequence.detach().clone(), positions, replaced) if replaced.any() else None
+        replaced = positions.clone()
+        replaced[:, 1:] &= positions[:, :-1]
+        if trailing and bool(replaced.any()) and int(lengths.min()) > 0 and len(lengths.unique()) > 1:
+            fitting.append(TrailingPadding(sequence.detach().clone(), positions, replaced))
+    return fitting[0] if len(fitting) == 1 else None
 
 
 class PaddingMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
     """Looks at the operations of a call; with `replace`, it puts other vectors at the padding, once for each embedding.
 
-    `leaves_out` says whether a computation treats the positions as padding, and `mixing` names an operation that may
-    read padding on purpose.
+    `leaves_out` says whether a computation treats the positions as padding, `mixing` names an operation that may read
+    padding on purpose, and `has_losses` says whether the call computes losses.
     """
 
     def __init__(self, padding: TrailingPadding, replace: bool) -> None:
@@ -113,6 +174,7 @@ class PaddingMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not sa
         self.padding, self.replace = padding, replace
         self.leaves_out = False
         self.mixing = ""
+        self.has_losses = False
         self.replaced = False
         self._form = tuple(padding.positions.shape)
         self._vectors: list[torch.Tensor] = []  # made of the embedding, which are zero at padding so far
@@ -127,6 +189,7 @@ class PaddingMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not sa
                 return self._with_other_vectors(name, tensors, output)
             first = output if isinstance(output, torch.Tensor) else None
             self.leaves_out = self.leaves_out or self._shows_padding(name, tensors, args, first)
+            self.has_losses = self.has_losses or name in _LOSSES
             self.mixing = self.mixing or self._mixes(name, tensors, args, output)
         return output
 
@@ -196,11 +259,15 @@ class PaddingMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not sa
         found = name in _MIXING
         if name in _OF_ALL:
             found = isinstance(output, torch.Tensor) and output.numel() == 1 < first.numel()
+            found = found or (name == "max" and isinstance(output, tuple) and args[1] in (-1, first.dim() - 1))
+        if name in _SPREADS:
+            dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
+            found = found or not dims or any(dim not in (-1, first.dim() - 1) for dim in dims)
         elif name == "native_layer_norm":
             found = len(args[1]) > 1
         elif name in ("view", "_unsafe_view", "_reshape_alias"):
             shape = tuple(output.shape)
-            found = first.dim() == 3 and tuple(first.shape[:2]) == self._form and shape == (batch, first[0].numel())
+            found = first.dim() > 2 and length in first.shape[1:] and shape == (batch, first[0].numel())
         elif name in ("mm", "addmm", "bmm", "baddbmm") and len(tensors) > 1:
             left, right = tensors[-2:]
             shared = 0 in (left.stride(0), right.stride(0)) and left.shape[0] > 1
@@ -225,7 +292,7 @@ def _has_rows(tensor: torch.Tensor, rows: torch.Tensor) -> bool:
 
 
 def judge_padding(call: ChangedCall) -> Iterator[tuple[str, str, str]]:
-    """Yield the verdict about the padding of each sequence, what was seen, and the first module. Raises CannotReplay."""
+    """Yield the verdict about the padding of each sequence, what was seen, and no module. Raises CannotReplay."""
     if has_compiled_code():
         return
     for index in call.inputs.sequences:
@@ -240,7 +307,7 @@ def judge_padding(call: ChangedCall) -> Iterator[tuple[str, str, str]]:
         if call.unknown:
             yield UNDECIDED, call.unknown, ""
             continue
-        seen = _compare(call, padding, before, call.outputs_under(replacing))
+        seen = _compare(call, looking, before, call.outputs_under(replacing))
         if not replacing.replaced or not seen.compared:
             continue
         mixing = looking.mixing or next((type(m).__name__ for m in call.call.modules if _is_recurrent(m)), "")
@@ -260,13 +327,16 @@ def _is_recurrent(module: nn.Module) -> bool:
 
 
 def _compare(
-    call: ChangedCall, padding: TrailingPadding, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
+    call: ChangedCall, looking: PaddingMode, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
 ) -> Comparison:
     """Compare the outputs that belong to other tokens than padding, or to a sample as a whole."""
-    form = tuple(padding.positions.shape)
+    form = tuple(looking.padding.positions.shape)
     lengths = {other[1] for other in call.inputs.forms if other != form}
     pairs = [pair for pair in zip(before, after, strict=False) if pair[0].is_floating_point()]
-    return compare([old for old, _ in pairs], [new for _, new in pairs], _part(padding, lengths), call.rounding_unit)
+    if looking.has_losses:
+        pairs = [(old, new) for old, new in pairs if old.numel() > form[0]]
+    part = _part(looking.padding, lengths)
+    return compare([old for old, _ in pairs], [new for _, new in pairs], part, call.rounding_unit)
 
 
 def _part(padding: TrailingPadding, other_lengths: set[int]) -> Callable[[torch.Tensor], torch.Tensor | None]:
