@@ -10,8 +10,8 @@ call itself has to treat these positions as padding, in at least one computation
 Then what is computed at these positions must not matter to any result of the other tokens, or of the sample.
 
 Note [What is put at padding]
-The call is executed again, and the first vectors of the tokens that are not zero at padding get other values there, those
-of the first token. Usually this is an embedding. Its vector of the padding may be zero, and a sum over positions then
+The call is executed again, and the first vectors of tokens that are not zero at padding are replaced there by those of
+the first token. Usually this is an embedding. Its vector of the padding may be zero, and a sum over positions then
 leaves it out without a mask: such a model has no vector to replace before the sum. Only operations that keep positions
 separate are followed from the embedding to that vector. No form changes, so that positions and dropout are the same.
 
@@ -256,28 +256,28 @@ class PaddingMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not sa
         first = tensors[0] if tensors else None
         if first is None or not first.is_floating_point():
             return ""
-        found = name in _MIXING
+        mixes = name in _MIXING
         if name in _OF_ALL:
-            found = isinstance(output, torch.Tensor) and output.numel() == 1 < first.numel()
-            found = found or (name == "max" and isinstance(output, tuple) and args[1] in (-1, first.dim() - 1))
+            mixes = isinstance(output, torch.Tensor) and output.numel() == 1 < first.numel()
+            mixes = mixes or (name == "max" and isinstance(output, tuple) and args[1] in (-1, first.dim() - 1))
         if name in _SPREADS:
             dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
-            found = found or not dims or any(dim not in (-1, first.dim() - 1) for dim in dims)
+            mixes = mixes or not dims or any(dim not in (-1, first.dim() - 1) for dim in dims)
         elif name == "native_layer_norm":
-            found = len(args[1]) > 1
+            mixes = len(args[1]) > 1
         elif name in ("view", "_unsafe_view", "_reshape_alias"):
             shape = tuple(output.shape)
-            found = first.dim() > 2 and length in first.shape[1:] and shape == (batch, first[0].numel())
+            mixes = first.dim() > 2 and length in first.shape[1:] and shape == (batch, first[0].numel())
         elif name in ("mm", "addmm", "bmm", "baddbmm") and len(tensors) > 1:
             left, right = tensors[-2:]
             shared = 0 in (left.stride(0), right.stride(0)) and left.shape[0] > 1
-            found = left.shape[-1] == length and (name in ("mm", "addmm") or shared)
+            mixes = left.shape[-1] == length and (name in ("mm", "addmm") or shared)
         elif name in ("select", "unbind"):
             dim = args[1] if len(args) > 1 else 0
             if first.dim() > 2 and first.shape[dim] == length and batch in first.shape:
                 self._steps.update(range(length) if name == "unbind" else [args[2] % length])
-            found = 2 * len(self._steps) >= length
-        return name if found else ""
+            mixes = 2 * len(self._steps) >= length
+        return name if mixes else ""
 
 
 def _allowed(mask: torch.Tensor) -> torch.Tensor:
@@ -318,8 +318,8 @@ def judge_padding(call: ChangedCall) -> Iterator[tuple[str, str, str]]:
         elif mixing:
             yield UNDECIDED, f"it reads padding in an operation that mixes positions ({mixing})", ""
         else:
-            found = f"one computation leaves out padding, and with other vectors there, {seen.number:,} elements of the"
-            yield DISAGREES, f"{found} output for other tokens changed by up to {seen.change:.2g}", ""
+            text = f"one computation leaves out padding, and with other vectors there, {seen.number:,} elements of the"
+            yield DISAGREES, f"{text} output for other tokens changed by up to {seen.change:.2g}", ""
 
 
 def _is_recurrent(module: nn.Module) -> bool:
