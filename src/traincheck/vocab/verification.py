@@ -54,6 +54,7 @@ PADDING = Experiment("padding", "masked padding does not change outputs", "maske
 PADDING_LOSS = Experiment(
     "padding_loss", "masked padding does not contribute to the loss", "masked padding contributes to the loss"
 )
+PADDED = Experiment("padded", "padding that one computation leaves out does not change outputs for other tokens")
 LATER_TOKENS = Experiment(
     "later_tokens",
     "a later token does not change an earlier output",
@@ -65,7 +66,7 @@ EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
         ALGORITHM, DERIVATIVE, ACCUMULATION, RECOMPUTATION, ROUND_TRIP, SAMPLES, PADDING, PADDING_LOSS, LATER_TOKENS,
-        MIXED_SAMPLES, NEXT_TOKEN,
+        MIXED_SAMPLES, NEXT_TOKEN, PADDED,
     )
 }  # fmt: skip
 """All experiments, by name."""

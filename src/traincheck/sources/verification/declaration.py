@@ -11,6 +11,7 @@ from traincheck.vocab.verification import (
     LATER_TOKENS,
     MIXED_SAMPLES,
     NEXT_TOKEN,
+    PADDED,
     PADDING,
     PADDING_LOSS,
     RECOMPUTATION,
@@ -44,6 +45,7 @@ INPUTS = _declare(
     MIXED_SAMPLES,
     LATER_TOKENS,
     NEXT_TOKEN,
+    PADDED,
     PADDING,
     PADDING_LOSS,
 )

@@ -8,7 +8,7 @@ executed with these, as in evaluation: other layers compute as they do in traini
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -107,6 +107,11 @@ class ChangedCall:
     def outputs(self, arguments: Any) -> list[torch.Tensor]:
         """The outputs of the call with these arguments. Raises CannotReplay."""
         with self._executing(arguments) as tensors:
+            return [tensor.detach() for tensor in tensors]
+
+    def outputs_under(self, mode: AbstractContextManager[Any]) -> list[torch.Tensor]:
+        """The outputs of the call with its own arguments, executed under a mode. Raises CannotReplay."""
+        with mode, self._executing(self.call.arguments) as tensors:
             return [tensor.detach() for tensor in tensors]
 
     def outputs_after(self, change: InputChange) -> list[torch.Tensor]:

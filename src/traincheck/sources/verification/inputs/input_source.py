@@ -39,6 +39,7 @@ from traincheck.vocab.verification import (
     LATER_TOKENS,
     MIXED_SAMPLES,
     NEXT_TOKEN,
+    PADDED,
     PADDING,
     PADDING_LOSS,
     SAMPLES,
@@ -53,7 +54,7 @@ class InputSource(ExperimentSource):
     """Changes the inputs of the first call of each model in a verified step. It attaches after the source `modules`."""
 
     name = "inputs"
-    experiments = (SAMPLES, MIXED_SAMPLES, LATER_TOKENS, NEXT_TOKEN, PADDING, PADDING_LOSS)
+    experiments = (SAMPLES, MIXED_SAMPLES, LATER_TOKENS, NEXT_TOKEN, PADDED, PADDING, PADDING_LOSS)
 
     def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, steps: VerifiedSteps) -> None:
         super().__init__(steps)

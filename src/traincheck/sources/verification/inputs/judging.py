@@ -44,12 +44,14 @@ from traincheck.sources.verification.inputs.next_token import (
     judge_shift,
     shift_between,
 )
+from traincheck.sources.verification.inputs.padded import judge_padding
 from traincheck.vocab.verification import (
     AGREES,
     DISAGREES,
     LATER_TOKENS,
     MIXED_SAMPLES,
     NEXT_TOKEN,
+    PADDED,
     PADDING,
     PADDING_LOSS,
     SAMPLES,
@@ -88,6 +90,10 @@ def judge(call: ChangedCall, sequences: AlignedSequences, targets: Sequence[Targ
         judging.append((NEXT_TOKEN, partial(_next_token, call, shifts)))
     elif crossed := _crossed(call, targets):
         judging.append((NEXT_TOKEN, partial(_other_sample, call, *crossed)))
+    try:
+        yield from [Judgement(PADDED, *judgement) for judgement in judge_padding(call)]
+    except CannotReplay as error:
+        yield Judgement(PADDED, UNDECIDED, f"the call cannot be executed with other vectors: {error}")
     for experiment, judgements in judging:
         if call.unknown:
             yield Judgement(experiment, UNDECIDED, call.unknown)
