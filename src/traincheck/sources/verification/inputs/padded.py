@@ -36,12 +36,12 @@ from torch.utils._pytree import tree_leaves
 from traincheck.sources.replay.state_snapshot import has_compiled_code
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.verification.inputs.changed_calls import ChangedCall
-from traincheck.sources.verification.inputs.input_changes import Comparison, compare
+from traincheck.sources.verification.inputs.input_changes import ROUNDING, Comparison, compare
 from traincheck.vocab.verification import AGREES, DISAGREES, UNDECIDED
 
-ROUNDING = 2
-"""Changes up to so many units of rounding are not judged: no number is added in another order, so that equal results
-have equal bits."""
+ROUNDING_ON_HOST = 2
+"""Changes on a CPU up to so many units of rounding are not judged: no number is added in another order, so that equal
+results have equal bits. Kernels of accelerators may choose their order, so the usual bound applies there."""
 
 MIN_SAMPLES = 4
 """Numbers of fewer samples may be equal to their lengths by chance."""
@@ -313,7 +313,7 @@ def judge_padding(call: ChangedCall) -> Iterator[tuple[str, str, str]]:
         mixing = looking.mixing or next((type(m).__name__ for m in call.call.modules if _is_recurrent(m)), "")
         if seen.is_equal:
             yield AGREES, "", ""
-        elif not seen.units > ROUNDING:
+        elif not seen.units > (ROUNDING_ON_HOST if all(output.is_cpu for output in before) else ROUNDING):
             yield UNDECIDED, "outputs changed by no more than rounding, or are not finite", ""
         elif mixing:
             yield UNDECIDED, f"it reads padding in an operation that mixes positions ({mixing})", ""
