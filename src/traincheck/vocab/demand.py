@@ -60,10 +60,6 @@ UPDATE_RATIO, GRADIENT_SHARE, NONZERO_SHARE, OUTPUT_SIZE = "update", "gradient",
 """What a line of such a reading measures: an update relative to the weights, the gradient of a module relative to that
 of the model, the share of gradient elements that are not zero, and the root mean square of the output of a module."""
 
-SAMPLES = "samples"
-MODULE_SAMPLES = f"module.{SAMPLES}"
-"""The attribute of readings with the samples of a call of a model (sources/data/samples.py), and its name."""
-
 BATCH, FORM = "batch", "form"
 CHECKPOINT, ENTRIES, KEPT, MERGED = "checkpoint", "entries", "kept", "merged"
 RESUMED, RESUMED_HERE, RESTARTED = "resumed", "resumed_here", "restarted_schedule"

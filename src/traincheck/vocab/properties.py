@@ -31,7 +31,6 @@ MODULE_IS, MODULE_IS_ONLY = "module is", "module is only"
 FOLLOWS, FOLLOWS_ONLY = "follows", "follows only"
 BATCH_IS, BATCH_IS_ONLY = "batch is", "batch is only"
 KEY_IS, KEY_IS_ONLY = "key is", "key is only"
-SAMPLES_ARE, SAMPLES_ARE_ONLY = "samples are", "samples are only"
 BATCH_HAS_FORM, BATCH_HAS_ONLY_FORMS = "batch has form", "batch has only forms"
 VALUES_ARE = "values are"
 COPY_IS, COPY_IS_ONLY = "copy is", "copy is only"
@@ -150,8 +149,6 @@ VERBS: dict[str, VerbTraits] = {
     BATCH_IS_ONLY: VerbTraits("batches are new or repeat in no other ways"),
     KEY_IS: VerbTraits("a random key is new, or was used before", element_of=KEY_IS_ONLY),
     KEY_IS_ONLY: VerbTraits("random keys are new or repeat in no other ways"),
-    SAMPLES_ARE: VerbTraits("samples are new, or came before", element_of=SAMPLES_ARE_ONLY),
-    SAMPLES_ARE_ONLY: VerbTraits("samples are new or came before in no other ways"),
     BATCH_HAS_FORM: VerbTraits("a model is called with such an input", element_of=BATCH_HAS_ONLY_FORMS),
     BATCH_HAS_ONLY_FORMS: VerbTraits("a model is called with no other inputs"),
     VALUES_ARE: VerbTraits("the values of a function's tensor have a form, or relate to another tensor"),

@@ -9,8 +9,8 @@ Source: OSDI '25, section 3.2. Its parts:
   modules, batches, checkpoints and copies of models (descriptions.py), the values of its tensors (value_forms.py), and
   the order of its calls (call_order.py);
 * the size of its updates and gradients (bands.py);
-* the batches of one rank from step to step (repeated_batches.py), their samples (repeated_samples.py), its random keys
-  (repeated_keys.py), and the ends of passes (pass_ends.py);
+* the batches of one rank from step to step (repeated_batches.py), its random keys (repeated_keys.py), and the ends of
+  passes (pass_ends.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
 * one name on several ranks (replicas.py and buffers.py), their batches (batches.py) and seeds (seeds.py), and the
@@ -46,7 +46,6 @@ from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.readiness import Readiness
 from traincheck.relations.consistent.repeated_batches import RepeatedBatches
 from traincheck.relations.consistent.repeated_keys import RepeatedKeys
-from traincheck.relations.consistent.repeated_samples import RepeatedSamples
 from traincheck.relations.consistent.replayed_steps import ReplayedSteps
 from traincheck.relations.consistent.replicas import Replicas
 from traincheck.relations.consistent.restarts import Restarts
@@ -79,7 +78,6 @@ class Consistent(Composite):
         CallOrder,
         Bands,
         RepeatedBatches,
-        RepeatedSamples,
         RepeatedKeys,
         PassEnds,
         Readiness,

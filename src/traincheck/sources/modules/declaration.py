@@ -27,7 +27,6 @@ MODULE_STATE = SourceDeclaration(
         "module.unused_layers",
         "module.unset_statistics",
         "module.random_weights",
-        "module.samples",
         "parameter.same_start",
         "model.stale_copy",
         "model.average",

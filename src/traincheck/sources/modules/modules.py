@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.data.batches import KIND as MODULE_KIND
 from traincheck.sources.data.batches import BatchReadings
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.modules.live_modules import CHILD_BY_WRAPPER, has_parameters, unwrap_compiled
@@ -41,7 +40,7 @@ from traincheck.sources.tensors.spread_elements import MEASURED_STEPS
 from traincheck.sources.tensors.value_facts import readable_memory
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import kinds_of_module
-from traincheck.vocab.demand import BATCH, FORM, MAGNITUDES, MODEL, SAMPLES, Demand
+from traincheck.vocab.demand import BATCH, FORM, MAGNITUDES, MODEL, Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
 
@@ -127,7 +126,6 @@ class ModuleSource(RecorderListener):
         replace(undo, torch.utils, "weakref", without_our_references)
         recorder.on_detach(undo, self._summaries.forget)
         self._describes_inputs = demand.takes_reading(BATCH, FORM)
-        self._reads_samples = demand.takes_reading(MODULE_KIND, SAMPLES)
         self._measures_outputs = demand.takes_reading(MODEL, MAGNITUDES)
         recorder.after_gap(self.name, self._report_inputs_again, undo=undo, repeatable=True)
         if not recorder.reattaching:
@@ -204,10 +202,6 @@ class ModuleSource(RecorderListener):
             model = self._catalog.model_name(module)
         if parametric and training and learns and self._batches.should_read:
             self._batches.read(call.seq, model, module, args, keywords_of_call(recorder))
-        if parametric and self._reads_samples and training == learns:
-            from traincheck.sources.data.samples import read_samples  # not before the first call of a model
-
-            read_samples(recorder, call.seq, model, args, keywords_of_call(recorder), learns=learns)
         if parametric and self._describes_inputs:
             forms = self._forms or self._begin_forms()
             if forms.should_read(model, learns=learns):
