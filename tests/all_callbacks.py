@@ -60,6 +60,21 @@ class Freezing(nn.Module):
         return x
 
 
+def follows_itself(results: Results) -> None:
+    """Trains a model whose target network is the model itself."""
+    model = nn.Linear(4, 2)
+    target = model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for old, new in zip(target.parameters(), model.parameters(), strict=True):
+                old.lerp_(new, 0.1)
+    results += [parameter.detach().clone() for parameter in model.parameters()]
+
+
 class Shifting(nn.Module):
     """Adds random numbers that are no buffer."""
 
@@ -364,6 +379,7 @@ PARTS: tuple[Callable[[Results], None], ...] = (
     by_hand,
     detaches,
     shifts,
+    follows_itself,
 )
 
 

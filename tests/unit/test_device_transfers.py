@@ -133,7 +133,10 @@ def normalized(window: Window) -> Window:
     )
     readings = tuple(
         event._replace(
-            seq=number(event.seq), call=number(event.call), value=0 if _is_fingerprint(event.value) else event.value
+            seq=number(event.seq),
+            call=number(event.call),
+            value=0 if _is_fingerprint(event.value) else event.value,
+            context=rounded(tuple((name, 0 if _is_fingerprint(value) else value) for name, value in event.context)),
         )
         for event in window.readings
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from torch.overrides import _get_current_function_mode_stack
 
 import traincheck
 from trained_programs import errors_of, loss_of, trained
+
+
+@pytest.fixture(autouse=True)
+def _program_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program is no notebook. (Workers of pytest-xdist have a main module without a file.)"""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+
 
 UNREGISTERED = "weights-not-registered"
 

@@ -29,8 +29,15 @@ from traincheck.vocab.events import PROJECT, Window
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a loader that failed
 
-NEEDS_RANKS = ("traincheck.sources.distributed.async_messages.AsyncMessages.attach.<locals>.<lambda>",)
-"""Callbacks around the end of a message to another rank, which this program does not send."""
+_CLIPPING = "traincheck.sources.gradients.clipping.ClippingSource"
+NEEDS_RANKS = (
+    "traincheck.sources.distributed.async_messages.AsyncMessages.attach.<locals>.<lambda>",
+    f"{_CLIPPING}._measured.<locals>.<lambda>",
+    f"{_CLIPPING}._measure_shards.<locals>.imported",
+    f"{_CLIPPING}._observe_zero",
+)
+"""Callbacks around the end of a message to another rank, which this program does not send, around clipping of gradients
+that are divided over ranks, and for DeepSpeed and Megatron."""
 
 Part = Callable[[Results], None]
 

@@ -368,9 +368,9 @@ class CheckpointSource:
                 Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, KEPT, updates, context=context)
             )
 
-    def _find_forgotten(self, optimizer: Any) -> None:
+    def _find_forgotten(self, optimizer: Any, merged: MergedStates) -> None:
         """Report the states of modules that an optimizer is about to update, see merged_states.py."""
-        for module, site, count in self._merged.forgotten(optimizer) if self._merged is not None else ():
+        for module, site, count in merged.forgotten(optimizer):
             name, recorder = self._catalog.module_name(module), self._recorder
             context = facts(site=site)
             recorder.record_reading(
@@ -412,7 +412,8 @@ class CheckpointSource:
             self._resumed.other_loads(state_dict)
 
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._find_forgotten(optimizer)
+        if self._merged is not None:
+            self._find_forgotten(optimizer, self._merged)
         if self._resumed is not None and self._resumed.waits:
             name, passes = self._catalog.add_optimizer(optimizer), self._recorder.steps.passes_ended
             with hidden_from_modes():

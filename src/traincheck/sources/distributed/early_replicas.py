@@ -15,6 +15,7 @@ import torch
 
 from traincheck.sources.gradients.gradients import Gradients, Held
 from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import PLAIN, Fingerprint
 from traincheck.vocab.builtin_rules import PARAMETER, REPLICA
@@ -68,22 +69,25 @@ class EarlyReplicas:
     def _read_first(self, trained: Sequence[tuple[str, torch.Tensor, Fingerprint]]) -> None:
         if not trained:
             return
-        names = [name for name, _, _ in trained]
-        norms = _numbers([torch.linalg.vector_norm(tensor.grad, dtype=torch.float32) for _, tensor, _ in trained])
-        spreads = _numbers([(tensor.max() - tensor.min()).float() for _, tensor, _ in trained])
+        count, values = len(trained), [value for _, _, value in trained]
+        norms = [_number(torch.linalg.vector_norm(tensor.grad, dtype=torch.float32)) for _, tensor, _ in trained]
+        spreads = [_number((tensor.detach().max() - tensor.detach().min()).float()) for _, tensor, _ in trained]
 
         def conclude(resolved: list[Any], _: NextSeq) -> None:
-            for name, norm, spread, value in zip(names, norms, spreads, resolved, strict=True):
+            names = [name for name, _, _ in trained]
+            read = zip(names, resolved[:count], resolved[count:-count], resolved[-count:], strict=True)
+            for name, value, norm, spread in read:
                 if value is not None and math.isfinite(norm) and math.isfinite(spread):
                     self._first[name] = _First(value, norm, spread > 0)
 
-        self._recorder.transfers.when_ready(SOURCE, [value for _, _, value in trained], conclude, events=0)
+        self._recorder.transfers.when_ready(SOURCE, [*values, *norms, *spreads], conclude, events=0)
 
     def _read_second(self, seconds: Sequence[tuple[str, Fingerprint]], call: int) -> None:
-        names, loss = [name for name, _ in seconds], self._gradients.first_loss
+        names = [name for name, _ in seconds]
 
         def conclude(resolved: list[Any], next_seq: NextSeq) -> None:
-            for name, value in zip(names, resolved, strict=True):
+            *values, loss = resolved
+            for name, value in zip(names, values, strict=True) if loss is not None else ():
                 first = self._first[name]
                 context = facts(first=first.value, norm=first.norm, random=first.is_random, loss=loss)
                 self._recorder.record_reading(
@@ -91,19 +95,24 @@ class EarlyReplicas:
                 )
 
         if names:
-            self._recorder.transfers.when_ready(SOURCE, [value for _, value in seconds], conclude, events=len(names))
+            read = [*(value for _, value in seconds), self._gradients.first_loss]
+            self._recorder.transfers.when_ready(SOURCE, read, conclude, events=len(names))
 
 
-def loss_of_rank(loss: Any) -> float | None:
-    """The value of a loss, if it is precise enough to be the same on two ranks only where they compute one model.
+def loss_of_rank(loss: Any) -> float | DeferredValue | None:
+    """The value of a loss, perhaps pending, if it is precise enough to be the same on two ranks only where they compute
+    one model.
 
     Call under `hidden_from_modes`.
     """
     if type(loss) is not torch.Tensor or loss.numel() != 1 or loss.dtype not in (torch.float32, torch.float64):
         return None
-    value, rounded = torch.stack(
-        [loss.detach().reshape(()), loss.detach().reshape(()).bfloat16().to(loss.dtype)]
-    ).tolist()
+    value = loss.detach().reshape(())
+    numbers = value, value.bfloat16().to(loss.dtype)
+    return _precise(*map(float, numbers)) if is_on_host(value) else DeferredValue(numbers, _precise)
+
+
+def _precise(value: float, rounded: float) -> float | None:
     return value if value != rounded and math.isfinite(value) else None
 
 
@@ -118,13 +127,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
-    """Fetch numbers, with one transfer for each device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for index, value in enumerate(values):
-        by_device.setdefault(value.device, []).append(index)
-    numbers = [0.0] * len(values)
-    for indices in by_device.values():
-        for index, number in zip(indices, torch.stack([values[i].detach() for i in indices]).tolist(), strict=True):
-            numbers[index] = number
-    return numbers
+def _number(value: torch.Tensor) -> float | DeferredValue:
+    return float(value) if is_on_host(value) else DeferredValue((value,), float)

@@ -98,11 +98,10 @@ class AliasedAverages(RecorderListener):
         self._last = NO_CALL  # the position of the last update from itself
 
     def window_closing(self, cut: Cut) -> None:
-        if self.is_on:
+        if self._own:
             self._judge_window()
-
-    def window_closed(self, cut: Cut) -> None:
-        self._forget()
+        if self._own or self._others or self._parts or self._kept:
+            self._forget()
         updates = self._recorder.steps.updates_made
         self._windows += updates > self._updates
         self._updates = updates

@@ -108,7 +108,7 @@ class Gradients:
         self.has_leaf_input = False
         """Whether a model was called on a leaf that requires a gradient since the last backward: then it is about the
         input. (Checkpointing calls modules on such leaves inside a backward.)"""
-        self.first_loss: float | None = None
+        self.first_loss: float | DeferredValue | None = None
         """The loss of the first backward in a job of several ranks, see early_replicas.py."""
         self.are_all = True
         self.fresh: set[Variable] = set()

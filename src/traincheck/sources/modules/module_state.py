@@ -12,7 +12,7 @@ from torch import nn
 from traincheck.sources.modules.construction import ConstructionReadings
 from traincheck.sources.modules.live_modules import class_of_model, has_parameters, plain_name, wrapped_model
 from traincheck.sources.modules.model_origins import ModelOrigins
-from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.module_calls import Ends, ModuleCalls
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.patches import UndoStack
@@ -111,21 +111,13 @@ class ModuleStateSource:
         if self._attributes or self._construction.enabled or self._origins.enabled:
             self._construction.attach(undo)
             self._origins.attach(undo)
-            self._calls.add_listener(recorder.guarded(self.name, self._read_module), outermost=True)
+            ends = self._look_at_plain_tensors(recorder, undo) if RANDOM_WEIGHTS in self._attributes else None
+            self._calls.add_listener(recorder.guarded(self.name, self._read_module), ends, outermost=True)
             recorder.after_gap(self.name, self._forget_reported, undo=undo, repeatable=True)
-            if RANDOM_WEIGHTS in self._attributes:
-                self._look_at_plain_tensors(recorder, undo)
         return undo
 
-    def _look_at_plain_tensors(self, recorder: Recorder, undo: UndoStack) -> None:
-        def begins(module: nn.Module, args: Any) -> None:
-            if not has_parameters(module) or "_is_replica" in module.__dict__:
-                return
-            if self._plain is None:
-                from traincheck.sources.modules.plain_tensors import PlainTensorReadings  # not before the first call
-
-                self._plain = PlainTensorReadings(self._catalog, recorder)
-            self._plain.call_begins(module, args)
+    def _look_at_plain_tensors(self, recorder: Recorder, undo: UndoStack) -> Ends:
+        """Return the listener for the ends of calls in which the use of plain tensors is followed."""
 
         def ended(output: Any) -> None:
             if self._plain is not None:
@@ -142,8 +134,15 @@ class ModuleStateSource:
             if self._plain is not None:
                 self._plain.leave()
 
-        self._calls.add_listener(recorder.guarded(self.name, begins), ends, outermost=True)
         undo.callback(leave)
+        return ends
+
+    def _note_plain_tensors(self, module: nn.Module, args: Any) -> None:
+        if self._plain is None:
+            from traincheck.sources.modules.plain_tensors import PlainTensorReadings  # not before the first call
+
+            self._plain = PlainTensorReadings(self._catalog, self._recorder)
+        self._plain.call_begins(module, args)
 
     def _read_module(self, module: nn.Module, args: Any) -> None:
         if not has_parameters(module) or "_is_replica" in module.__dict__:
@@ -159,6 +158,8 @@ class ModuleStateSource:
         tree.calls += 1
         if self._origins.copies:
             self._origins.note_call(module)
+        if RANDOM_WEIGHTS in self._attributes:
+            self._note_plain_tensors(module, args)
         phase = self._recorder.steps.passes_ended, self._recorder.steps.optimizers_built
         if (tree.calls in LOOKS or phase != tree.phase) and UNREAD_SETTINGS in self._attributes:
             tree.phase = phase

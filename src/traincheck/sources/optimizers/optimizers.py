@@ -198,12 +198,10 @@ class OptimizerSource(RecorderListener):
             self._decay = WeightDecayGroups(self._recorder)
         self._decay.group_added(optimizer, named.get("param_group", group))
 
-    def _note_used_gradients(self, optimizer: Any, name: str) -> None:
-        if self._reused is None:
-            from traincheck.sources.optimizers.reused_gradients import ReusedGradients  # not before an update
+    def _begin_reused(self) -> ReusedGradients:
+        from traincheck.sources.optimizers.reused_gradients import ReusedGradients  # not before an update
 
-            self._reused = ReusedGradients(self._recorder)
-        self._reused.step_ends(optimizer, name, self._gradients.counts()[0])
+        return ReusedGradients(self._recorder)
 
     def _note_built(self, optimizer: Any, name: str) -> None:
         if self._replaced is None:
@@ -295,11 +293,12 @@ class OptimizerSource(RecorderListener):
                 self._master_copies.update_begins(name, held, data, before.gradients, rate)
             if data and self._replicas.should_read:
                 self._replicas.step_begins(held, data, before.gradients, call.seq)
+            if self._reports_reused:
+                self._reused = self._reused or self._begin_reused()
+                self._reused.step_begins(optimizer, name, call.seq, self._gradients.counts()[0], closure)
         self._readings.step_begins(optimizer, name, call.seq)
         if self._decay is not None:
             self._decay.step_begins(optimizer, name, call.seq)
-        if self._reused is not None and not closure:
-            self._reused.step_begins(optimizer, name, call.seq, self._gradients.counts()[0])
         if self._replaced is not None and name in self._replaced.unstepped:
             self._report_replaced(optimizer, name, call.seq)
         if self._describes_models:
@@ -347,8 +346,6 @@ class OptimizerSource(RecorderListener):
             self._recorder.suppression.end()
         if call is not None and before is not None and self._recorder.watching:
             self._record_end(call, name, before, optimizer)
-            if self._reports_reused:
-                self._note_used_gradients(optimizer, name)
         self._gradients.step_ends(name)
         if call is not None:
             self._recorder.leave(call)
