@@ -248,7 +248,7 @@ def _spread(values: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
 
 def _memory_of(value: Any) -> _Memory | None:
     """The memory of a tensor, None for another value or if it has none. Call inside `hidden_from_modes()`."""
-    if type(value) not in PLAIN or value.layout is not torch.strided:
+    if type(value) not in PLAIN or value.layout is not torch.strided or value.is_nested:
         return None
     address = value.data_ptr()
     return (address, tuple(value.shape), value.stride()) if address else None
