@@ -62,6 +62,14 @@ def expected() -> dict[Part, Results]:
     return {part: results_of(part) for part in PARTS}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _program_in_a_file() -> Iterator[None]:
+    """A program is no notebook. (Workers of pytest-xdist have a main module without a file.)"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def callbacks(expected: dict[Part, Results]) -> dict[Callback, list[tuple[Part, int]]]:
     """The callbacks, each with the parts of the program that call it, quickest first, and the number of calls."""
