@@ -121,9 +121,8 @@ class MicroBatchWeights(Part):
         self._follows_first = True  # the first updates are still to be judged
         self._first: tuple[_MicroBatch, int, str] | None = None  # a micro-batch of the first update, its step, its user
         self._fetched: Counter[str] = Counter()  # batches up to the first update, by loader
-        self._accumulation: FactValue = (
-            None  # whether an accelerator updates `early` after the latest backward, or `due`
-        )
+        # After the latest backward, an accelerator updates `early`, or the update is `due`.
+        self._accumulation: FactValue = None
         self._single: int | None = 0  # updates after one micro-batch of several, None after any other update
 
     def forget(self) -> None:

@@ -196,8 +196,8 @@ class AutogradSource:
 
     def _facts_of_loss(self, *args: Any, **kwargs: Any) -> Facts:
         of_loss = _facts_of_loss(*args, **kwargs)
-        divisor = value_of(of_loss, "divided_by")
-        if not divisor or _ACCELERATE not in sys.modules:
+        divisor = value_of(of_loss, "divided_by") if _ACCELERATE in sys.modules else None
+        if not divisor:
             return of_loss
         from traincheck.sources.gradients.requested_accumulation import accumulation_before_update  # seldom used
 

@@ -1,8 +1,8 @@
 """Finds optimizers that step again with the gradients of their last step.
 
 The first gradient of an optimizer is the same tensor as in its last step, and nothing has written to it. So no backward
-ran, and the program has set no gradients of its own. TrainCheck reports it at once on a CPU. A CUDA graph
-writes to gradients without a sign. So on an accelerator, TrainCheck reports it only after a backward that it saw.
+ran, and the program has set no gradients of its own. TrainCheck reports it at once on a CPU. A CUDA graph writes to
+gradients without a sign. So on an accelerator, TrainCheck reports it only after a backward that it saw.
 
 An optimizer whose step gets a closure computes its gradients within the step.
 """
@@ -26,7 +26,7 @@ class ReusedGradients:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._used: dict[str, tuple[TensorReference, int | None, int]] = {}  # and its version and the backwards
+        self._used: dict[str, tuple[TensorReference, int | None, int]] = {}  # with version and backwards
         self._waiting: dict[str, tuple[int, int]] = {}  # by optimizer: the step that used it again, and the backwards
         self._reported: set[str] = set()
 
