@@ -240,7 +240,7 @@ _SENTENCES = {
     STARTS_DIFFER: "two layers of a new model start with different random numbers, unless one is a copy",
     EVALUATES_TRAINED: "an evaluation calls the trained model, or one that follows it",
     AVERAGES_TRAINED: "a copy that follows the trained weights takes a small share of them in each update, or all",
-    ONE_MODEL: "ranks that compute one loss together use the same gradient of a parameter that each of them holds",
+    ONE_MODEL: "ranks that compute one model together use the same gradient of a parameter that each of them holds",
     ARE_ADDED: "ranks combine their parts of a gradient by a sum or a mean",
     READS_ANOTHER: "an update of a copy of a model reads the weights of another model",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",

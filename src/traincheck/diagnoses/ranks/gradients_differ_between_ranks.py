@@ -20,6 +20,7 @@ DIAGNOSIS = Diagnosis(
         "If you average gradients by yourself, check that the loop covers all parameters (biases, normalization "
         "layers, every part of the model), and that clipping comes after it.",
         "With tensor parallelism, reduce the gradient of the input of a layer that is split over its outputs.",
+        "In a pipeline, add the gradients of a matrix that two stages share, such as a tied embedding.",
         "Check the collective that reduces these gradients, and how each rank uses its result.",
     ),
     explains=(

@@ -10,13 +10,21 @@ A copy is a parameter that began with the same random numbers on all ranks, wher
 zeros show nothing, because parts begin with them as well. Ranks that train different models (an ensemble, a sweep) have
 other losses, except where the differing parts do not yet contribute to it. Their first gradients are the same then.
 
+Note [Matrices that stages share]
+In a pipeline, the first and the last stage may hold one matrix under two names: the embedding and the layer that it is
+tied to. Both stages add the gradients of both before an update. A matrix is shared if it began with the same random
+numbers on two ranks under different names, and nearly all other parameters of the two ranks began with other numbers.
+Ranks that draw all their parameters from one seed have more of them in common.
+
 Known limitations: where a program makes some parts with the same random numbers on all ranks and others with different
-ones, a part counts as a copy. Only the first two updates are looked at.
+ones, a part counts as a copy. Only the first change of a parameter is looked at.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.consistent.batches import BATCH
@@ -34,6 +42,9 @@ PRECISION = 0.02
 """Relative difference of the norms of gradients from which they differ. Atomic additions on a GPU change a norm by less
 than this, even in half precision."""
 
+SHARED = 1 / 3
+"""Largest share of the random parameters of a stage that another stage may hold as well."""
+
 
 class OneModel(StatelessPart):
     """Compares the windows of the second update. An occasion arises only if the rule fails."""
@@ -42,22 +53,12 @@ class OneModel(StatelessPart):
         """Yield one occasion for the ranks of a model whose copies drift apart."""
         if windows[0].stage != TRAIN:
             return
-        groups: dict[tuple[FactValue, ...], list[dict[str, Reading]]] = {}
-        ranks: dict[tuple[FactValue, ...], list[int]] = {}
-        for window in windows:
-            batches = tuple(reading.value for reading in window.readings if named(reading) == BATCH)
-            parameters = {reading.variable: reading for reading in window.readings if named(reading) == REPLICAS}
-            if batches and parameters:
-                groups.setdefault(batches, []).append(parameters)
-                ranks.setdefault(batches, []).append(window.rank)
-        for batches, group in groups.items():
-            drifted = _drifted(group) if len(group) > 1 else []
-            if drifted:
-                note = f"{named_ranks(ranks[batches])} compute one loss from one batch, and use different gradients"
-                context, outcome = context_of((), TRAIN), outcome_of(ONE_MODEL, False)
-                occasion = Occasion(SUBJECT, context, *outcome, group[0][drifted[0]].call, tuple(drifted), note=note)
-                yield occasion._replace(differing=DifferingRanks(tuple(ranks[batches]), len(windows)))
-                return
+        ranks = [_Rank.of(window) for window in windows]
+        drift = _drift_of_copies(ranks) or _drift_of_stages(ranks)
+        if drift is not None:
+            context, outcome = context_of((), TRAIN), outcome_of(ONE_MODEL, False)
+            occasion = Occasion(SUBJECT, context, *outcome, drift.call, drift.variables, note=drift.note)
+            yield occasion._replace(differing=DifferingRanks(drift.ranks, len(windows)))
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -76,10 +77,78 @@ class OneModel(StatelessPart):
         return iter(())
 
 
+class _Rank(NamedTuple):
+    """What a rank read in a step: its batches, and the parameters that changed for the first time."""
+
+    number: int
+    batches: tuple[FactValue, ...]
+    parameters: dict[str, Reading]
+
+    @classmethod
+    def of(cls, window: Window) -> _Rank:
+        batches = tuple(reading.value for reading in window.readings if named(reading) == BATCH)
+        parameters = {reading.variable: reading for reading in window.readings if named(reading) == REPLICAS}
+        return cls(window.rank, batches, parameters)
+
+    def random(self) -> dict[FactValue, str]:
+        """The names of the parameters that began with random numbers, by their first fingerprint."""
+        return {
+            value_of(reading.context, "first"): name
+            for name, reading in self.parameters.items()
+            if value_of(reading.context, "random") is True
+        }
+
+
+class _Drift(NamedTuple):
+    """Copies that drift apart, and on which ranks."""
+
+    ranks: tuple[int, ...]
+    variables: tuple[str, ...]
+    call: int
+    note: str
+
+
+def _drift_of_copies(ranks: Sequence[_Rank]) -> _Drift | None:
+    """See Note [Ranks of one model]."""
+    groups: dict[tuple[FactValue, ...], list[_Rank]] = {}
+    for rank in ranks:
+        if rank.batches and rank.parameters:
+            groups.setdefault(rank.batches, []).append(rank)
+    for group in groups.values():
+        drifted = _drifted([rank.parameters for rank in group]) if len(group) > 1 else []
+        if drifted:
+            numbers, call = tuple(rank.number for rank in group), group[0].parameters[drifted[0]].call
+            note = f"{named_ranks(numbers)} compute one loss from one batch, and use different gradients"
+            return _Drift(numbers, tuple(drifted), call, note)
+    return None
+
+
+def _drift_of_stages(ranks: Sequence[_Rank]) -> _Drift | None:
+    """See Note [Matrices that stages share]."""
+    holders: dict[FactValue, dict[str, _Rank]] = {}  # by first fingerprint and name, the first rank of a stage
+    for rank in ranks:
+        for first, name in rank.random().items():
+            holders.setdefault(first, {}).setdefault(name, rank)
+    for of_stages in holders.values():
+        for (name, a), (other, b) in itertools.combinations(of_stages.items(), 2):
+            readings = a.parameters[name], b.parameters[other]
+            if a is not b and _drifts(readings) and _are_stages(a, b):
+                numbers = a.number, b.number
+                note = f"{named_ranks(numbers)} share this matrix, and update it with different gradients"
+                return _Drift(numbers, (name, other), readings[0].call, note)
+    return None
+
+
+def _are_stages(a: _Rank, b: _Rank) -> bool:
+    """Whether two ranks hold different parameters apart from few."""
+    of_a, of_b = a.random(), b.random()
+    return len(of_a.keys() & of_b.keys()) <= SHARED * min(len(of_a), len(of_b))
+
+
 def _drifted(ranks: Sequence[dict[str, Reading]]) -> list[str]:
     """The copies that drift apart on ranks that compute one model; none if the ranks do not."""
     losses = {value_of(reading.context, "loss") for parameters in ranks for reading in parameters.values()}
-    if len(losses) != 1:
+    if len(losses) != 1 or None in losses:
         return []
     names = [
         name

@@ -1,8 +1,9 @@
-"""Reads the parameters of the first two updates and their first gradients, so that ranks of one model compare them.
+"""Reads parameters before and after their first change, and first gradients, so that ranks of one model compare them.
 
-relations/consistent/one_model.py compares them. A reading has the fingerprint of the parameter before its second
-update. Its context has the fingerprint before the first one (`first`), the norm of the first gradient, whether the
-parameter began with different elements (`random`), and the loss of the first backward of the rank.
+relations/consistent/one_model.py compares them. A reading has the fingerprint of the parameter before the first update
+that finds it changed: the rate may be zero at first. Its context has the fingerprint before the first update (`first`),
+the norm of the first gradient, and whether the parameter began with different elements (`random`). It also has the loss
+of the first backward of the rank, if that was called on one (a stage of a pipeline may have none).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import PLAIN, Fingerprint
 from traincheck.vocab.builtin_rules import PARAMETER, REPLICA
 from traincheck.vocab.events import Reading
-from traincheck.vocab.facts import facts
+from traincheck.vocab.facts import facts, merged
 
 SOURCE = "optimizers"
 
@@ -37,7 +38,7 @@ class _First(NamedTuple):
 
 
 class EarlyReplicas:
-    """Follows each variable up to its second update with a gradient, from the first one that is finite."""
+    """Follows each variable from its first update with a finite gradient until it has changed."""
 
     def __init__(self, recorder: Recorder, gradients: Gradients) -> None:
         self._recorder = recorder
@@ -54,16 +55,14 @@ class EarlyReplicas:
     def step_begins(self, held: Sequence[Held], data: Sequence[Fingerprint], call: int) -> None:
         """Read the variables of an optimizer, whose fingerprints are `data`. Call under `hidden_from_modes`."""
         self._updates += 1
-        if self._updates > MAX_UPDATES or self._gradients.first_loss is None:
+        if self._updates > MAX_UPDATES:
             return
         trained = [
             (variable.name, tensor, value)
             for (variable, tensor), value in zip(held, data, strict=True)
             if value is not None and variable.name not in self._done and _is_plain(tensor)
         ]
-        seconds = [(name, value) for name, _, value in trained if name in self._first]
-        self._done.update(name for name, _ in seconds)
-        self._read_second(seconds, call)
+        self._read_changed([(name, value) for name, _, value in trained if name in self._first], call)
         self._read_first([(name, tensor, value) for name, tensor, value in trained if name not in self._first])
 
     def _read_first(self, trained: Sequence[tuple[str, torch.Tensor, Fingerprint]]) -> None:
@@ -82,20 +81,23 @@ class EarlyReplicas:
 
         self._recorder.transfers.when_ready(SOURCE, [*values, *norms, *spreads], conclude, events=0)
 
-    def _read_second(self, seconds: Sequence[tuple[str, Fingerprint]], call: int) -> None:
-        names = [name for name, _ in seconds]
+    def _read_changed(self, followed: Sequence[tuple[str, Fingerprint]], call: int) -> None:
+        names = [name for name, _ in followed]
 
         def conclude(resolved: list[Any], next_seq: NextSeq) -> None:
             *values, loss = resolved
-            for name, value in zip(names, values, strict=True) if loss is not None else ():
+            of_rank = facts(loss=loss) if loss is not None else ()
+            for name, value in zip(names, values, strict=True):
                 first = self._first[name]
-                context = facts(first=first.value, norm=first.norm, random=first.is_random, loss=loss)
-                self._recorder.record_reading(
-                    Reading(next_seq(), call, name, PARAMETER, REPLICA, value, context=context)
-                )
+                if value != first.value and name not in self._done:
+                    self._done.add(name)
+                    context = merged(of_rank, first=first.value, norm=first.norm, random=first.is_random)
+                    self._recorder.record_reading(
+                        Reading(next_seq(), call, name, PARAMETER, REPLICA, value, context=context)
+                    )
 
         if names:
-            read = [*(value for _, value in seconds), self._gradients.first_loss]
+            read = [*(value for _, value in followed), self._gradients.first_loss]
             self._recorder.transfers.when_ready(SOURCE, read, conclude, events=len(names))
 
 
