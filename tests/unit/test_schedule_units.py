@@ -166,6 +166,7 @@ def transformers_run(schedule: Schedule, **options: Any) -> None:
         partial(lightning_run, cosine(EPOCHS * BATCHES)),
         partial(lightning_run, after_warm_up(EPOCHS, 1)),
         partial(lightning_run, after_warm_up(UPDATES), "epoch"),
+        partial(lightning_run, after_warm_up(EPOCHS + 2, 2)),
         partial(lightning_run, during_warm_up(UPDATES), "epoch"),
         partial(lightning_run, linear(UPDATES), "epoch"),
         partial(lightning_run, one_cycle(UPDATES), "epoch"),

@@ -40,8 +40,8 @@ class _Origin(NamedTuple):
 
 
 class _Contradiction(NamedTuple):
-    """A scheduler in another unit: what a finding says, the steps that it should have made by the next update, and the
-    part of it that has the length."""
+    """A scheduler in another unit: the origin of the part that has the length, the steps that the trainer makes until
+    the next update, and the text of the finding."""
 
     scheduler: weakref.ref[Any]
     origin: _Origin
