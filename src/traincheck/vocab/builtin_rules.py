@@ -14,6 +14,7 @@ from traincheck.vocab.properties import (
     ARGUMENT_VALUES,
     AVERAGES,
     COPIES_AGREE,
+    COUNTS,
     DIFFERS_BETWEEN_PASSES,
     DIFFERS_FROM_OTHERS,
     HAS_TAKEN_EFFECT,
@@ -63,7 +64,7 @@ ATTENTION, HEADS = "attention", "heads"
 RANDOM_WEIGHTS = "random_weights"
 GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 CLIPPING, SHARDS = "clipping", "shards"
-OWN_WEIGHTS, REUSED = "own_weights", "reused_gradients"
+OWN_WEIGHTS, REUSED, UNIT = "own_weights", "reused_gradients", "unit"
 """The kinds and attributes of readings."""
 
 UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
@@ -77,7 +78,8 @@ ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 REPLACED_WITHOUT_LOADER, USED_AGAIN = (f"optimizer.{name}" for name in (REPLACED_OVER_SAMPLES, REUSED))
-STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
+STALE_COPY = f"{MODEL}.{STALE}"
+UNSTEPPED_SCHEDULER, SCHEDULE_UNIT = f"{SCHEDULER}.{NEVER_STEPPED}", f"{SCHEDULER}.{UNIT}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
 MERGED_HEADS = f"{ATTENTION}.{HEADS}"
 REDUCED_GRADIENT, REPLICAS = f"{GRADIENT}.{REDUCTION}", f"{PARAMETER}.{REPLICA}"
@@ -161,6 +163,7 @@ EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
 READS_ANOTHER = Property(AVERAGES, SELF_UPDATE, "the weights of another model")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
+COUNTS_ITS_STEPS = Property(COUNTS, SCHEDULE_UNIT, "the steps that the trainer makes")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
 MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
@@ -185,6 +188,7 @@ REPORTED_ERRORS = {
     NO_AVERAGE: AVERAGES_TRAINED,
     SELF_UPDATE: READS_ANOTHER,
     UNSTEPPED_SCHEDULER: IS_STEPPED,
+    SCHEDULE_UNIT: COUNTS_ITS_STEPS,
     IDLE_AUTOCAST: CASTS,
     MERGED_HEADS: MERGES_HEADS,
     COPIES: SAME_COPIES,
@@ -244,6 +248,7 @@ _SENTENCES = {
     ARE_ADDED: "ranks combine their parts of a gradient by a sum or a mean",
     READS_ANOTHER: "an update of a copy of a model reads the weights of another model",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
+    COUNTS_ITS_STEPS: "a trainer steps a schedule that is made for its run in the unit of its length",
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",

@@ -62,6 +62,7 @@ COPIES_AGREE, RUNS_IN, IS_READ = "copies agree", "runs in", "is read"
 DIFFERS_FROM_OTHERS, IS_CURRENT, AVERAGES, IS_LOWER = "differs from others", "is current", "averages", "is lower"
 MERGES = "merges"
 IS_REGISTERED = "is registered"
+COUNTS = "counts"
 
 EQUAL, DISTINCT = "all equal", "all distinct"
 """Details of a comparison of several calls: every value is the same, or no two are."""
@@ -205,6 +206,7 @@ VERBS: dict[str, VerbTraits] = {
     AVERAGES: VerbTraits("an average of weights follows them slowly"),
     IS_LOWER: VerbTraits("a setting is lower for some parameters than for others"),
     MERGES: VerbTraits("a reshape merges the dimensions that belong together"),
+    COUNTS: VerbTraits("the length of a schedule is in the unit of its steps"),
     IS_REGISTERED: VerbTraits("a tensor that a model computes with is a parameter or a buffer"),
     RUNS_IN: VerbTraits("a model that is trained is in training mode"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.relations.periodic.run_totals import TOTAL
-from traincheck.vocab.builtin_rules import IS_STEPPED
+from traincheck.vocab.builtin_rules import COUNTS_ITS_STEPS, IS_STEPPED
 
 DIAGNOSIS = Diagnosis(
     slug="schedule-does-not-fit-run",
@@ -13,8 +13,13 @@ DIAGNOSIS = Diagnosis(
     advice=(
         "Compare the number of steps that the scheduler was built for with the number of optimizer steps.",
         "Check that the loop calls scheduler.step().",
+        'With Lightning, set "interval" to "step" for a length in updates, and to "epoch" for one in epochs.',
     ),
-    explains=(Match(object=TOTAL), Match(verb=IS_STEPPED.verb, object=IS_STEPPED.object)),
+    explains=(
+        Match(object=TOTAL),
+        Match(verb=IS_STEPPED.verb, object=IS_STEPPED.object),
+        Match(verb=COUNTS_ITS_STEPS.verb, object=COUNTS_ITS_STEPS.object),
+    ),
     priority=8,
     priority_reason="It changes how well a model learns, not whether it learns.",
     example="""\

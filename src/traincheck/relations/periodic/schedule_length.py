@@ -10,6 +10,8 @@ schedule with it. So schedulers that call their end a number of steps (`total_st
 leave open what they count are (`T_max`, `total_iters`). A rate that rises is not judged either: a warm-up may end
 before the pass does. Three quarters of a pass are enough: a warm-up by hand, before the schedule begins, takes less.
 
+A trainer of a library declares the length of its run, so that the unit is judged by it (schedule_units.py).
+
 Known limitations: a scheduler without an end (StepLR) is not judged, nor is a pass over a loader without a length.
 """
 

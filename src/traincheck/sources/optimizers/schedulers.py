@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,10 +20,13 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.run_totals import is_interrupted
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.builtin_rules import NEVER_STEPPED, SCHEDULER
+from traincheck.vocab.builtin_rules import NEVER_STEPPED, SCHEDULER, UNIT
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, LIVE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
+
+if TYPE_CHECKING:
+    from traincheck.sources.optimizers.schedule_units import ScheduleUnits
 
 ENOUGH_PASSES = 2
 """Passes over data that a run has made before a scheduler should have been stepped: one may be an evaluation."""
@@ -54,6 +57,7 @@ class ScheduleReadings(RecorderListener):
         self._recorder = recorder
         self._unstepped: dict[str, _Unstepped] = {}  # by optimizer
         self._follows = False
+        self._units: ScheduleUnits | None = None
         self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
         recorder.after_gap("lifecycle", self._announced.clear, repeatable=True)
         recorder.after_gap("lifecycle", self._unstepped.clear)  # a step may not have been seen
@@ -62,18 +66,32 @@ class ScheduleReadings(RecorderListener):
     def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` requests."""
         self._reads_unstepped = demand.takes_reading(SCHEDULER, NEVER_STEPPED)
+        self._reads_units = demand.takes_reading(SCHEDULER, UNIT)
         self._attributes = [
             name for name in ("lr", "last_epoch", "total", "span") if demand.takes_reading(SCHEDULER, name)
         ]
 
     def built(self, scheduler: Any, name: str, optimizer: Any) -> None:
         """Note that the program builds a scheduler."""
+        if self._reads_units:
+            self._note_unit(scheduler, name)
         if self._reads_unstepped:
             if not self._follows:
                 self._follows = True
                 self._recorder.add_listener(self)
             stepped = self._catalog.add_optimizer(_without_wrapper(optimizer))
             self._unstepped[stepped] = _Unstepped(name, self._recorder.sites.here(), weakref.ref(scheduler))
+
+    def _note_unit(self, scheduler: Any, name: str) -> None:
+        if self._units is None:
+            from traincheck.sources.optimizers.declared_runs import is_trainer_imported  # not before a scheduler
+
+            if not is_trainer_imported():
+                return
+            from traincheck.sources.optimizers.schedule_units import ScheduleUnits
+
+            self._units = ScheduleUnits("lifecycle", self._recorder, lambda schedule: _total(schedule, TOTALS))
+        self._units.built(scheduler, name, self._recorder.sites.here())
 
     def stepped(self, optimizer: Any) -> None:
         """Note that the program steps a scheduler of an optimizer."""
