@@ -23,6 +23,7 @@ from traincheck.vocab.properties import (
     IS_NOT_ZERO,
     IS_READ,
     IS_REGISTERED,
+    IS_SEPARATE,
     IS_WRITTEN,
     MERGES,
     RUNS_IN,
@@ -60,7 +61,7 @@ DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradient
 UNSET_STATISTICS, AVERAGE, DECAY_OF_GROUPS = "unset_statistics", "average", "decay_of_groups"
 REPLACED_OVER_SAMPLES = "replaced_over_samples"
 ATTENTION, HEADS = "attention", "heads"
-RANDOM_WEIGHTS = "random_weights"
+RANDOM_WEIGHTS, SHARED_HEAD = "random_weights", "shared_head"
 GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 CLIPPING, SHARDS = "clipping", "shards"
 OWN_WEIGHTS, REUSED = "own_weights", "reused_gradients"
@@ -79,7 +80,7 @@ UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"opti
 REPLACED_WITHOUT_LOADER, USED_AGAIN = (f"optimizer.{name}" for name in (REPLACED_OVER_SAMPLES, REUSED))
 STALE_COPY, UNSTEPPED_SCHEDULER = f"{MODEL}.{STALE}", f"{SCHEDULER}.{NEVER_STEPPED}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
-MERGED_HEADS = f"{ATTENTION}.{HEADS}"
+MERGED_HEADS, ONE_HEAD = f"{ATTENTION}.{HEADS}", f"module.{SHARED_HEAD}"
 REDUCED_GRADIENT, REPLICAS = f"{GRADIENT}.{REDUCTION}", f"{PARAMETER}.{REPLICA}"
 SELF_UPDATE = f"{MODEL}.{OWN_WEIGHTS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
@@ -164,6 +165,7 @@ IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the 
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
 MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
+TWO_HEADS = Property(IS_SEPARATE, ONE_HEAD, "if it has a loss of its own")
 ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
 ONE_MODEL = Property(SAME_ON_RANKS, REPLICAS, "if ranks compute one model")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
@@ -187,6 +189,7 @@ REPORTED_ERRORS = {
     UNSTEPPED_SCHEDULER: IS_STEPPED,
     IDLE_AUTOCAST: CASTS,
     MERGED_HEADS: MERGES_HEADS,
+    ONE_HEAD: TWO_HEADS,
     COPIES: SAME_COPIES,
     MISPLACED_DECAY: DECAYS_MATRICES,
     REPLACED_WITHOUT_LOADER: KEEPS_STATE,
@@ -246,6 +249,7 @@ _SENTENCES = {
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
+    TWO_HEADS: "two predictions from one input that have a loss each, or of which one is taken, are of two modules",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     RESTORES_STATE: "an optimizer that goes on from a checkpoint restores the state that the checkpoint holds of it",
