@@ -24,6 +24,7 @@ from traincheck.vocab.properties import (
     IS_NOT_ZERO,
     IS_READ,
     IS_REGISTERED,
+    IS_SEPARATE,
     IS_WRITTEN,
     MERGES,
     RUNS_IN,
@@ -61,7 +62,7 @@ DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradient
 UNSET_STATISTICS, AVERAGE, DECAY_OF_GROUPS = "unset_statistics", "average", "decay_of_groups"
 REPLACED_OVER_SAMPLES = "replaced_over_samples"
 ATTENTION, HEADS = "attention", "heads"
-RANDOM_WEIGHTS = "random_weights"
+RANDOM_WEIGHTS, SHARED_HEAD = "random_weights", "shared_head"
 GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 CLIPPING, SHARDS = "clipping", "shards"
 OWN_WEIGHTS, REUSED, UNIT = "own_weights", "reused_gradients", "unit"
@@ -81,7 +82,7 @@ REPLACED_WITHOUT_LOADER, USED_AGAIN = (f"optimizer.{name}" for name in (REPLACED
 STALE_COPY = f"{MODEL}.{STALE}"
 UNSTEPPED_SCHEDULER, SCHEDULE_UNIT = f"{SCHEDULER}.{NEVER_STEPPED}", f"{SCHEDULER}.{UNIT}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
-MERGED_HEADS = f"{ATTENTION}.{HEADS}"
+MERGED_HEADS, ONE_HEAD = f"{ATTENTION}.{HEADS}", f"module.{SHARED_HEAD}"
 REDUCED_GRADIENT, REPLICAS = f"{GRADIENT}.{REDUCTION}", f"{PARAMETER}.{REPLICA}"
 SELF_UPDATE = f"{MODEL}.{OWN_WEIGHTS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
@@ -167,6 +168,7 @@ COUNTS_ITS_STEPS = Property(COUNTS, SCHEDULE_UNIT, "the steps that the trainer m
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
 MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
+TWO_HEADS = Property(IS_SEPARATE, ONE_HEAD, "if it has a loss of its own")
 ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
 ONE_MODEL = Property(SAME_ON_RANKS, REPLICAS, "if ranks compute one model")
 SAME_COPIES = Property(COPIES_AGREE, "parameter.data", "on all devices")
@@ -191,6 +193,7 @@ REPORTED_ERRORS = {
     SCHEDULE_UNIT: COUNTS_ITS_STEPS,
     IDLE_AUTOCAST: CASTS,
     MERGED_HEADS: MERGES_HEADS,
+    ONE_HEAD: TWO_HEADS,
     COPIES: SAME_COPIES,
     MISPLACED_DECAY: DECAYS_MATRICES,
     REPLACED_WITHOUT_LOADER: KEEPS_STATE,
@@ -251,6 +254,7 @@ _SENTENCES = {
     COUNTS_ITS_STEPS: "a trainer steps a schedule that is made for its run in the unit of its length",
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
+    TWO_HEADS: "two predictions from one input that have a loss each, or of which one is taken, are of two modules",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     RESTORES_STATE: "an optimizer that goes on from a checkpoint restores the state that the checkpoint holds of it",

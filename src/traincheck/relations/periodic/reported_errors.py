@@ -32,6 +32,7 @@ from traincheck.vocab.builtin_rules import (
     MERGED_STATE,
     MISPLACED_DECAY,
     NO_AVERAGE,
+    ONE_HEAD,
     REDUCED_GRADIENT,
     REPLACED_OPTIMIZER,
     REPLACED_WITHOUT_LOADER,
@@ -116,6 +117,7 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     SCHEDULE_UNIT: lambda readings: str(readings[0].value),
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
     MERGED_HEADS: lambda readings: f"a reshape of its result mixes heads and positions: {readings[0].value}",
+    ONE_HEAD: lambda readings: str(readings[0].value),
     COPIES: lambda _: "",
     REDUCED_GRADIENT: lambda readings: f"the collective combines the gradients of ranks by {readings[0].value}",
 }

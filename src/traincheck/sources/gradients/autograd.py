@@ -23,9 +23,9 @@ from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.sources.tensors.reading import NONE, hidden_from_modes
-from traincheck.vocab.builtin_rules import ATTENTION, AUTOCAST, HEADS, IDLE_REGION
+from traincheck.vocab.builtin_rules import ATTENTION, AUTOCAST, HEADS, IDLE_REGION, SHARED_HEAD
 from traincheck.vocab.demand import SCALE, Demand
-from traincheck.vocab.events import LIFECYCLE, Reading
+from traincheck.vocab.events import LIFECYCLE, MODULE, Reading
 from traincheck.vocab.facts import Facts, facts, merged, value_of
 
 BACKWARD = ("torch.autograd.backward",)
@@ -37,6 +37,9 @@ IS_NUMBERED = hasattr(torch.autograd, "_get_sequence_nr")
 
 _HEADS_BACKWARDS = 3
 """Backwards in whose graphs attention is looked for, see merged_heads.py: a program has the error in each."""
+
+_SHARED_BACKWARDS = 3
+"""Backwards in whose graphs heads that are one module are looked for, see shared_heads.py."""
 
 _ACCELERATE = "accelerate.accelerator"
 _MAX_CHAIN = 4
@@ -79,6 +82,7 @@ class AutogradSource:
         self._thread = 0  # of the backward under way
         self._autocast: IdleAutocast | None = None
         self._heads_left = _HEADS_BACKWARDS
+        self._shared_left = _SHARED_BACKWARDS
 
     def offers(self) -> str | None:
         return None
@@ -92,6 +96,8 @@ class AutogradSource:
         self._values = demand.reads_values(BACKWARD, SCALE)
         self._reports_heads = demand.takes_reading(ATTENTION, HEADS)
         self._note_heads = recorder.guarded(self.name, self._note_merged_heads)
+        self._reports_shared = demand.takes_reading(MODULE, SHARED_HEAD)
+        self._note_shared = recorder.guarded(self.name, self._note_shared_heads)
         self._calls = self._states or demand.records_call(BACKWARD)
         self._requests: dict[tuple[str, ...], CallRequest | None] = {
             levels: call_request(demand, levels, parameter_names(function))
@@ -183,6 +189,9 @@ class AutogradSource:
         if self._reports_heads and self._heads_left:
             self._heads_left -= 1
             self._note_heads(loss, opened.call.seq)
+        if self._reports_shared and self._shared_left:
+            self._shared_left -= 1
+            self._note_shared(loss, opened.call.seq)
         return opened
 
     def _note_merged_heads(self, loss: Any, call: int) -> None:
@@ -193,6 +202,23 @@ class AutogradSource:
             self._heads_left = 0
             name, value = self._gradients.name_of(parameters), f"{list(before)} becomes {list(after)}"
             self._recorder.record_reading(Reading(self._recorder.next_seq(), call, name, ATTENTION, HEADS, value))
+
+    def _note_shared_heads(self, loss: Any, call: int) -> None:
+        """Report two networks that are one."""
+        from traincheck.sources.gradients.shared_heads import SharedHead, shared_heads  # not before a backward
+
+        with hidden_from_modes():
+            shared = shared_heads(loss, self._gradients.modules())
+        for sharing in shared:
+            self._shared_left = 0
+            if isinstance(sharing, SharedHead):
+                name = f"{self._gradients.name_of_module(sharing.parent)}.{sharing.second}"
+                value = f"it is the module {sharing.first}: both compute the same, and each result has a loss"
+            else:
+                name = self._gradients.name_of(sharing.parameters)
+                value = f"it computes two equal results from one input, of which the program takes the {sharing.kind}"
+            seq = self._recorder.next_seq()
+            self._recorder.record_reading(Reading(seq, call, name, MODULE, SHARED_HEAD, value))
 
     def _facts_of_loss(self, *args: Any, **kwargs: Any) -> Facts:
         of_loss = _facts_of_loss(*args, **kwargs)

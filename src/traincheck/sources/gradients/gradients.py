@@ -129,6 +129,14 @@ class Gradients:
         variables = filter(None, map(self._catalog.find, tensors))
         return next((variable.name for variable in variables), "")
 
+    def modules(self) -> list[nn.Module]:
+        """Return the modules of the program that are alive."""
+        return self._catalog.live_modules.living()
+
+    def name_of_module(self, module: nn.Module) -> str:
+        """Return the name of a module."""
+        return self._catalog.module_name(module)
+
     def clip_begins(self) -> None:
         """Count a call of a torch function that clips gradients."""
         self._clips += 1

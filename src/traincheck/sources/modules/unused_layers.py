@@ -35,9 +35,7 @@ def unused_layers(model: nn.Module, outermost: str) -> Iterator[str]:
         cls = type(module)
         if not module._modules or cls.__module__.partition(".")[0] == "torch" or "forward" in module.__dict__:
             continue
-        mentioned = _mentioned.get(cls)
-        if mentioned is None:
-            mentioned = _mentioned.put(cls, frozenset().union(*map(_names, _methods(cls))))
+        mentioned = mentioned_names(cls)
         if not mentioned.isdisjoint(_OTHER_WAYS):
             continue
         for name, layer in module._modules.items():
@@ -45,6 +43,12 @@ def unused_layers(model: nn.Module, outermost: str) -> Iterator[str]:
                 continue
             if not _is_elsewhere(layer, f"{path}.{name}" if path else name, model):
                 yield ".".join(filter(None, (outermost, plain_name(path), name)))
+
+
+def mentioned_names(cls: type) -> frozenset[str]:
+    """The names that the methods of a class mention, except its constructor."""
+    mentioned = _mentioned.get(cls)
+    return _mentioned.put(cls, frozenset().union(*map(_names, _methods(cls)))) if mentioned is None else mentioned
 
 
 def _is_elsewhere(layer: nn.Module, path: str, model: nn.Module) -> bool:
