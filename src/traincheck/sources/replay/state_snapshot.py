@@ -76,11 +76,11 @@ class RandomStates:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-class ModuleAttributes:
+class AttributeSnapshot:
     """The attributes of modules, with the contents of tensors, and of containers, random generators and other objects
     that they hold, up to `_DEPTH` levels deep. (Tensors inside other objects may be as large as the model.)"""
 
-    def __init__(self, modules: Iterable[nn.Module], also: ModuleAttributes | None = None) -> None:
+    def __init__(self, modules: Iterable[nn.Module], also: AttributeSnapshot | None = None) -> None:
         """Save the attributes of modules, and also the objects that an earlier instance has saved, as they are now."""
         self._values = [(module, _own_attributes(module)) for module in modules]
         attributes = [value for _, own in self._values for value in own.values()]
