@@ -1,6 +1,6 @@
 """Reads the parameters of the first two updates and their first gradients, so that ranks of one model compare them.
 
-relations/consistent/one_model.py compares them. A reading has the fingerprint of the parameter before its second
+relations/consistent/ranks/one_model.py compares them. A reading has the fingerprint of the parameter before its second
 update. Its context has the fingerprint before the first one (`first`), the norm of the first gradient, whether the
 parameter began with different elements (`random`), and the loss of the first backward of the rank.
 """
