@@ -31,7 +31,8 @@ from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
 
 _OURS = ("torch.", "traincheck.sdc.")
 """Packages whose hooks belong to the computation."""
-_MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
+MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that torch gives each module, apart from its mode."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 _DEPTH, _MAX_HELD = 3, 2_000
@@ -103,7 +104,7 @@ class AttributeSnapshot:
         as this method does."""
         for module, values in self._values:
             own = vars(module)
-            for name in [name for name in own if name not in values and name not in _MODULE_INTERNALS]:
+            for name in [name for name in own if name not in values and name not in MODULE_INTERNALS]:
                 del own[name]
             own.update(values)
         for held, content in (*self._contents, *self._objects):
@@ -156,7 +157,7 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in _MODULE_INTERNALS}
+    return {name: value for name, value in vars(module).items() if name not in MODULE_INTERNALS}
 
 
 def _held_by(values: Iterable[tuple[nn.Module, Mapping[str, Any]]]) -> list[Any]:
