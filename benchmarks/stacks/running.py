@@ -28,7 +28,7 @@ from traincheck.checking.outcome_files import (
     read_outcome,
 )
 from traincheck.invariants.book import read_book
-from traincheck.invariants.builtin_rules import of_ranks, of_training
+from traincheck.invariants.builtin_rules import of_training
 from traincheck.invariants.packs import SHIPPED as PACK_FOLDER
 from traincheck.relations.consistent.builtin_rules import of_verification
 
@@ -207,7 +207,7 @@ def findings_by_book(run: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the findings of a run by the rules that need no run of its own, and by those of its good runs alone."""
     deployed = read_book(run / "book.jsonl")
     in_packs = {rule.id for path in PACK_FOLDER.glob("*.jsonl") for rule in read_book(path).invariants}
-    in_packs |= {rule.id for rule in (*of_training(), *of_ranks(), *of_verification())}
+    in_packs |= {rule.id for rule in (*of_training(compares_ranks=True), *of_verification())}
     found = {}
     for name in (PACKS, OWN):
         rules = tuple(rule for rule in deployed.invariants if (rule.id in in_packs) == (name == PACKS))

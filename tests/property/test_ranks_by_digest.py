@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from traincheck.checking.digests import Classes, RecordedValues, lean
+from traincheck.relations.consistent.ranks.replicas import THOUGH_KEPT
 from traincheck.relations.consistent.relation import Consistent
-from traincheck.relations.consistent.replicas import THOUGH_KEPT
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Call, Change, Reading, Window
 from traincheck.vocab.facts import facts

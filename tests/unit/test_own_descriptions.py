@@ -19,8 +19,8 @@ from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.tally import Tally
 from traincheck.relations.consistent.descriptions import DESCRIBED
 from traincheck.relations.consistent.pass_ends import AT_END, BEFORE_END, PASSES, PassEnds
+from traincheck.relations.consistent.ranks.seeds import OWN, SAME, SHARED, Seeds
 from traincheck.relations.consistent.relation import Consistent
-from traincheck.relations.consistent.seeds import OWN, SAME, SHARED, Seeds
 from traincheck.relations.consistent.whole_runs import RUNS
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.builtin_rules import NEVER_STEPPED

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from observed_process import observing
 from sample_windows import ReadingFields, Script
+from traincheck.relations.consistent.ranks.replicas import THOUGH_KEPT
 from traincheck.relations.consistent.relation import Consistent
-from traincheck.relations.consistent.replicas import THOUGH_KEPT
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window

@@ -18,7 +18,7 @@ from traincheck.inference.tally import Key, Tally
 from traincheck.inference.tally_files import read_tallies, write_tallies
 from traincheck.inference.tally_runs import Progress, gather
 from traincheck.invariants.book import Book, read_book, write_book
-from traincheck.invariants.builtin_rules import of_ranks, of_training
+from traincheck.invariants.builtin_rules import of_training
 from traincheck.invariants.diff import Difference, compare
 from traincheck.invariants.library import BOOK, TALLIES, AcceptedRun, LastChange, Record, read_record, write_record
 from traincheck.invariants.mute import carry_over
@@ -92,7 +92,7 @@ def accept(
     tallies = [tally for tally in (*older_tallies, *(tally for tally, _ in new.values())) if tally.run in kept_runs]
     older = read_book(library / BOOK) if (library / BOOK).is_file() else Book()
     approved = {run.run for run in kept if run.changed}
-    general = (*packs, *of_training(), *of_ranks())
+    general = (*packs, *of_training(compares_ranks=True))
     learned = with_contradictions(select_rules(sorted(tallies, key=_order), approved)[0], general, tallies)
     book, _, unmuted = carry_over(learned, older.invariants)
     difference = compare(older, book)

@@ -58,8 +58,11 @@ RELATION, OF_RANKS = "Periodic", "Consistent"
 """The relation that judges them, and the one that compares ranks."""
 
 
-def of_training() -> tuple[Invariant, ...]:
-    """The rules about gradients and their way to an update, the mode of models, and errors that sources report."""
+def of_training(*, compares_ranks: bool = False) -> tuple[Invariant, ...]:
+    """The rules about gradients and their way to an update, the mode of models, and errors that sources report.
+
+    The rule about ranks of one model is added where other rules compare ranks, because its relation is large.
+    """
     zeros = Subject(GRAD, STRETCH)
     return (
         _rule(zeros, NOT_ALL_ZERO, ERROR),
@@ -85,13 +88,8 @@ def of_training() -> tuple[Invariant, ...]:
             for quantity, prop in REPORTED_ERRORS.items()
         ),
         _rule(CLIPPED_SHARDS, BY_ONE_NORM, ERROR),
+        *([_rule(Subject(REPLICAS, RANKS), ONE_MODEL, ERROR, OF_RANKS)] if compares_ranks else ()),
     )
-
-
-def of_ranks() -> tuple[Invariant, ...]:
-    """The rules about ranks of one model. They are deployed where other rules compare ranks, because their relation is
-    large."""
-    return (_rule(Subject(REPLICAS, RANKS), ONE_MODEL, ERROR, OF_RANKS),)
 
 
 def is_always_deployed(rule: Invariant) -> bool:
@@ -101,7 +99,7 @@ def is_always_deployed(rule: Invariant) -> bool:
 
 @functools.cache
 def _ids() -> frozenset[str]:
-    return frozenset(rule.id for rule in (*of_training(), *of_ranks()))
+    return frozenset(rule.id for rule in of_training(compares_ranks=True))
 
 
 def _rule(subject: Subject, prop: Property, severity: str, relation: str = RELATION) -> Invariant:

@@ -118,11 +118,13 @@ class Reading(NamedTuple):
 
     `kind` is the kind of object: parameter, buffer, optimizer_state, hyperparameter (of a parameter group), module,
     scheduler, loader, worker (of a data loader), random (a random state), run or source. `value` is a fingerprint for
-    `data`. `role` separates the object that a program holds (live) from the copy in a saved or loaded file, from a
-    number that was announced beforehand (the length of a loader, the horizon of a scheduler), from a description of
-    what was not seen from its beginning to its end (partial), and from one of a branch that the program took and left
-    again (unsettled). `call` is the call of the reading, or `NO_CALL`. Between
-    calls, a source may omit a value that equals the last reading of the same role.
+    `data`. `call` is the call of the reading, or `NO_CALL`. Between calls, a source may omit a value that equals the
+    last reading of the same role.
+
+    `role` separates the object that a program holds (live) from the copy in a saved or loaded file, from a number that
+    was announced beforehand (the length of a loader, the horizon of a scheduler), from a description of what was not
+    seen from its beginning to its end (partial), and from one of a branch that the program took and left again
+    (unsettled).
     """
 
     seq: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.relations.consistent.buffers import SAME
+from traincheck.relations.consistent.ranks.buffers import SAME
 
 DIAGNOSIS = Diagnosis(
     slug="buffers-differ-between-ranks",

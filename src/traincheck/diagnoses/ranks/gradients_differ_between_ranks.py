@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.relations.consistent.replicas import USED_GRAD
+from traincheck.relations.consistent.ranks.replicas import USED_GRAD
 from traincheck.vocab.builtin_rules import AFTER_AVERAGING, ONE_MODEL
 from traincheck.vocab.properties import SAME_ON_RANKS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.relations.consistent.replicas import DATA, THOUGH_ALIKE
+from traincheck.relations.consistent.ranks.replicas import DATA, THOUGH_ALIKE
 from traincheck.vocab.properties import SAME_ON_RANKS
 
 DIAGNOSIS = Diagnosis(

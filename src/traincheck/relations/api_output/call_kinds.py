@@ -98,9 +98,7 @@ class CallKinds:
             if call.kind == PROJECT:
                 yield from _judge_function(call)
             elif call.kind == MODULE:
-                holds = _keeps_scale(call)
-                if holds is not None:
-                    yield from _as_occasion(NORMALISATION, SCALED, holds, call)
+                yield from _as_occasion(NORMALISATION, SCALED, _keeps_scale(call), call)
             else:
                 yield from _as_occasion(NEXT, SEVERAL_ROWS, _has_several_rows(call), call)
         if self._of_products:
@@ -199,22 +197,21 @@ def _keeps_scale(call: Call) -> bool | None:
 
     In evaluation, some layers use the statistics of training, which are poor at first.
     """
-    scale = number(value_of(call.result, "scale"))
-    if scale is None or value_of(call.context, "training") is not True:
+    scale, shifted, deviation = (
+        number(value_of(call.result, name)) for name in ("scale", "shifted_scale", "deviation")
+    )
+    if scale is None or shifted is None or value_of(call.context, "training") is not True:
         return None
-    shifted = number(value_of(call.result, "shifted_scale"))
-    if shifted is None:
+    if deviation is not None and deviation < MIN_SCALE:
         return None
     flow = Flow.of(call)
     if flow.main is None or not flow.arguments or flow.arguments[0].shape != flow.main.shape:
         return None
+    smaller, larger = min(scale, shifted), max(scale, shifted)
     before, after = _scale(flow.arguments[0]), _scale(flow.main)
-    deviation = number(value_of(call.result, "deviation"))
-    if deviation is not None and deviation < MIN_SCALE:
+    if before is None or after is None or before < MIN_SCALE or after < CONSTANT * smaller:
         return None
-    if before is None or after is None or before < MIN_SCALE or after < CONSTANT * min(scale, shifted):
-        return None
-    return min(scale, shifted) / SCALE_BAND <= after <= max(scale, shifted) * SCALE_BAND
+    return smaller / SCALE_BAND <= after <= larger * SCALE_BAND
 
 
 def _scale(tensor: TensorSummary) -> float | None:

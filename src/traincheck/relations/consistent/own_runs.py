@@ -8,7 +8,7 @@ from traincheck.relations.consistent.computation import DESCRIPTIONS
 from traincheck.relations.consistent.configuration import SETTINGS
 from traincheck.relations.consistent.descriptions import DESCRIBED
 from traincheck.relations.consistent.pass_ends import PASSES
-from traincheck.relations.consistent.seeds import SEEDS
+from traincheck.relations.consistent.ranks.seeds import SEEDS
 from traincheck.relations.consistent.whole_runs import RUNS
 
 REFERENCE = SETTINGS | DESCRIPTIONS | DESCRIBED | ORDER | PASSES | RUNS | SEEDS | BANDS

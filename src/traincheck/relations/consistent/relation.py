@@ -13,8 +13,8 @@ Source: OSDI '25, section 3.2. Its parts:
   passes (pass_ends.py);
 * what has to happen before a model is used (readiness.py);
 * the settings of a restarted optimizer (restarts.py);
-* one name on several ranks (replicas.py and buffers.py), their batches (batches.py) and seeds (seeds.py), and the
-  copies that ranks of one model hold (one_model.py);
+* in `ranks/`: one name on several ranks (replicas.py and buffers.py), their batches (batches.py) and seeds (seeds.py),
+  and the copies that ranks of one model hold (one_model.py);
 * steps that are computed twice (replayed_steps.py), and parts that are computed in a second way (experiments.py);
 * what runs of the program do at some time (whole_runs.py).
 
@@ -28,10 +28,7 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 from typing import ClassVar
 
-from traincheck.relations.consistent import buffers, replicas
 from traincheck.relations.consistent.bands import Bands
-from traincheck.relations.consistent.batches import Batches
-from traincheck.relations.consistent.buffers import Buffers
 from traincheck.relations.consistent.call_order import CallOrder
 from traincheck.relations.consistent.checkpoint_match import CheckpointMatch
 from traincheck.relations.consistent.computation import Computation
@@ -40,16 +37,19 @@ from traincheck.relations.consistent.constancy import Constancy
 from traincheck.relations.consistent.descriptions import Descriptions
 from traincheck.relations.consistent.experiments import Experiments
 from traincheck.relations.consistent.learning_rates import LearningRates
-from traincheck.relations.consistent.one_model import OneModel
 from traincheck.relations.consistent.pass_ends import PassEnds
+from traincheck.relations.consistent.ranks import buffers, replicas
+from traincheck.relations.consistent.ranks.batches import Batches
+from traincheck.relations.consistent.ranks.buffers import Buffers
+from traincheck.relations.consistent.ranks.one_model import OneModel
+from traincheck.relations.consistent.ranks.replicas import Replicas
+from traincheck.relations.consistent.ranks.seeds import Seeds
 from traincheck.relations.consistent.rate_course import RateCourse
 from traincheck.relations.consistent.readiness import Readiness
 from traincheck.relations.consistent.repeated_batches import RepeatedBatches
 from traincheck.relations.consistent.repeated_keys import RepeatedKeys
 from traincheck.relations.consistent.replayed_steps import ReplayedSteps
-from traincheck.relations.consistent.replicas import Replicas
 from traincheck.relations.consistent.restarts import Restarts
-from traincheck.relations.consistent.seeds import Seeds
 from traincheck.relations.consistent.train_mode_restored import TrainModeRestored
 from traincheck.relations.consistent.value_forms import ValueForms
 from traincheck.relations.consistent.whole_runs import WholeRuns

@@ -10,7 +10,7 @@ from traincheck.addresses import readable_path
 from traincheck.config import Config
 from traincheck.errors import BadOption, NoBook, NoRuleDeployed
 from traincheck.invariants.book import Book, merge_books, read_book
-from traincheck.invariants.builtin_rules import of_ranks, of_training
+from traincheck.invariants.builtin_rules import of_training
 from traincheck.invariants.packs import ANCHOR, ANY, SHIPPED, Packs, Program, book_of_packs, read_packs
 from traincheck.invariants.selection import deployable
 from traincheck.options import NO_PACKS, OPERATIONS, SHIPPED_PACKS
@@ -44,8 +44,8 @@ class Rules:
         merged = merge_books([*((path, deployment.book) for path, _, deployment in deployed), *self.others])
         if deployable(merged.invariants, program.script):
             compares_ranks = any(rule.subject.grain == RANKS for rule in merged.invariants)
-            general = (*of_training(), *(of_ranks() if compares_ranks else ()))
-            return merge_books([("", merged), ("what training is", Book(general))])
+            general = Book(of_training(compares_ranks=compares_ranks))
+            return merge_books([("", merged), ("what training is", general)])
         if not or_nothing:
             others = sorted({name for _, _, deployment in deployed for name in deployment.others})
             raise NoRuleDeployed(program.script, others)

@@ -34,7 +34,7 @@ from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
-from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, MERGED, RESTARTED, RESUMED, RESUMED_HERE, Demand
+from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, MERGED, RESUMED, Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, NO_CALL, PROJECT, SAVED, Reading
 from traincheck.vocab.facts import facts
 
@@ -425,11 +425,9 @@ class CheckpointSource:
                 self._report_unrestored(schedule)
 
     def _report_unrestored(self, unrestored: Unrestored) -> None:
-        attribute = RESTARTED if unrestored.is_schedule else RESUMED_HERE if unrestored.if_same_loader else RESUMED
-        name, recorder, context = unrestored.optimizer, self._recorder, facts(site=unrestored.site)
-        recorder.record_reading(
-            Reading(recorder.next_seq(), NO_CALL, name, CHECKPOINT, attribute, unrestored.sign, context=context)
-        )
+        name, site, attribute, sign = unrestored
+        seq, context = self._recorder.next_seq(), facts(site=site)
+        self._recorder.record_reading(Reading(seq, NO_CALL, name, CHECKPOINT, attribute, sign, context=context))
 
     def _load_ends(self, token: tuple[OpenCall, tuple[nn.Module, Any]], result: Any) -> None:
         call, (module, state) = token

@@ -27,7 +27,12 @@ class Restarting(NamedTuple):
     scheduler: weakref.ref[Any]
     optimizer: weakref.ref[Any]
     site: str
-    position: int
+    saved_position: int
+
+    @property
+    def position(self) -> int:
+        """The position of the scheduler now, which is 0 before its first step."""
+        return getattr(self.scheduler(), POSITION, -1)
 
 
 def unrestored(
@@ -47,9 +52,3 @@ def _is_like(scheduler: Any, saved: Mapping[str, Any]) -> bool:
     now = vars(scheduler)
     settings = {name: value for name, value in saved.items() if name != POSITION and not name.startswith("_")}
     return now.get(POSITION) == 0 and all(name in now and now[name] == value for name, value in settings.items())
-
-
-def has_restarted(restarting: Restarting) -> bool | None:
-    """Whether a scheduler has begun again; None if it has not stepped."""
-    position = getattr(restarting.scheduler(), POSITION, -1)
-    return None if position == 0 else position == 1

@@ -13,22 +13,22 @@ optimizer that has no state, the settings of the saved one and as many parameter
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from traincheck.sources.checkpoints.resumed_schedules import POSITION, Restarting, has_restarted, unrestored
-from traincheck.sources.checkpoints.saved_entries import IN_MEMORY, file_name
+from traincheck.sources.checkpoints.resumed_schedules import POSITION, Restarting, unrestored
+from traincheck.sources.checkpoints.saved_entries import file_name, path_of
 from traincheck.sources.checkpoints.state_dicts import members, state_mappings
 from traincheck.sources.optimizers.hyperparameters import KEYS, settings
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.reading import bytes_of, first_elements, leading_floats, local_tensor, starts_with
+from traincheck.vocab.demand import RESTARTED, RESUMED, RESUMED_HERE
 from traincheck.vocab.facts import FactValue
 
 MAX_FILES, MAX_SAVES, MAX_DEPTH = 8, 16, 3
@@ -40,23 +40,24 @@ MAX_PASSES = 3
 _RATES = ("lr", "initial_lr")
 _PLAIN = (bool, int, float)
 
+_Entries = dict[str, int | None]
+"""The names of a file's entries, and the whole numbers among them."""
+
 
 class _SavedState(NamedTuple):
-    """The state of an optimizer in a file: the settings and the number of parameters of each group, and the first
-    numbers of its first tensor."""
+    """The state of an optimizer in a file: the settings of each group, and as a key the numbers of parameters of the
+    groups, and the first numbers of the first tensor."""
 
     groups: tuple[dict[str, FactValue], ...]
-    sizes: tuple[int, ...]
-    numbers: bytes
+    key: tuple[tuple[int, ...], bytes]
 
     def fits(self, optimizer: Any) -> bool:
         """Whether an optimizer has these groups, but for learning rates."""
-        if self.sizes != tuple(len(group["params"]) for group in optimizer.param_groups):
+        if self.key[0] != _sizes(optimizer.param_groups):
             return False
-        own = [settings(group) for group in optimizer.param_groups]
         return all(
             saved.get(name) == value
-            for now, saved in zip(own, self.groups, strict=True)
+            for now, saved in zip(map(settings, optimizer.param_groups), self.groups, strict=True)
             for name, value in now.items()
             if name not in (*_RATES, KEYS)
         )
@@ -75,41 +76,36 @@ class _File:
 
     series: str
     site: str
-    names: frozenset[str]
-    counts: dict[str, int]
+    entries: _Entries
     states: list[_SavedState]
     others: list[dict[str, Any]]
     tensors: dict[int, TensorReference]
     is_latest: bool
     schedulers: list[weakref.ref[Any]]
     restored: list[dict[str, Any]] = field(default_factory=list)
-    receivers: list[tuple[_SavedState, weakref.ref[Any]]] = field(default_factory=list)
+    receivers: list[weakref.ref[Any]] = field(default_factory=list)
 
 
-@dataclass(eq=False, slots=True)
-class _Load:
-    """Weights of a file that a module loaded: the first numbers of each parameter, by name."""
+class _Load(NamedTuple):
+    """Weights of a file that a module loaded: the first numbers of each parameter without an update since, by `id`."""
 
     file: _File
     module: weakref.ref[nn.Module]
-    numbers: dict[str, torch.Tensor]
-    waiting: set[int]
+    numbers: dict[int, torch.Tensor]
     optimizers: frozenset[str]
 
 
 class Unrestored(NamedTuple):
-    """An optimizer without the state in a file: the line that loaded it, and whether the loader is to be judged.
-    Or the class of a scheduler that restarts, with `is_schedule`."""
+    """An optimizer without the state in a file, or the class of a scheduler that restarts: the line that loaded the
+    file, the attribute of the reading, and its value."""
 
-    optimizer: str
+    name: str
     site: str
-    if_same_loader: bool
+    attribute: str
     sign: str
-    is_schedule: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class _Suspect:
+class _Suspect(NamedTuple):
     """An optimizer of which only a later save can say whether the program resumes."""
 
     file: _File
@@ -131,46 +127,37 @@ class ResumedTraining:
 
     def forget(self) -> None:
         """Drop everything, because updates were not observed."""
-        self._saved: dict[tuple[tuple[int, ...], bytes], int] = {}
-        self._files: list[_File] = []
+        self._saved: deque[tuple[object, int]] = deque(maxlen=MAX_SAVES)  # the key of a state, and the updates before
+        self._files: deque[_File] = deque(maxlen=MAX_FILES)
         self._loads: list[_Load] = []
-        self._suspects: list[_Suspect] = []
+        self._suspects: deque[_Suspect] = deque(maxlen=MAX_FILES)
         self._restarting: list[Restarting] = []
 
     def file_read(self, loaded: Any, source: Any, updates: int, site: str, schedulers: list[weakref.ref[Any]]) -> None:
         """The program loaded a file, while these schedulers exist."""
         states = list(_states(loaded))
-        if not states:
-            return
-        weights = [value for state in state_mappings(loaded) for value in state.values()]
-        tensors = {id(value): TensorReference(value) for value in weights if isinstance(value, torch.Tensor)}
-        is_latest = all(self._saved.get((state.sizes, state.numbers)) == updates for state in states)
-        others = list(_others(loaded))
-        file = _File(_series(source), site, *_top(loaded), states, others, tensors, is_latest, schedulers)
-        self._files = [*self._files[1 - MAX_FILES :], file]
+        if states:
+            weights = [value for state in state_mappings(loaded) for value in state.values()]
+            tensors = {id(value): TensorReference(value) for value in weights if isinstance(value, torch.Tensor)}
+            is_latest = all((state.key, updates) in self._saved for state in states)
+            others = list(_others(loaded))
+            file = _File(_series(source), site, _entries(loaded), states, others, tensors, is_latest, schedulers)
+            self._files.append(file)
 
     def module_loads(self, module: nn.Module, state: Mapping[str, Any], optimizers: set[str]) -> None:
         """A module is about to load a state, while these optimizers exist."""
         self._loads = [load for load in self._loads if load.module() not in (None, module)][-MAX_FILES:]
         given = {id(value) for value in state.values()}
         for file in self._files:
-            numbers, waiting = {}, set()
-            for member in members(module) if given & file.tensors.keys() else ():
-                value = next((state[name] for name in member.names if name in state), None)
-                reference = file.tensors.get(id(value))
-                if reference is not None and reference() is value and (first := leading_floats(value)) is not None:
-                    numbers[member.names[0]] = first.to("cpu", copy=True)
-                    waiting.add(id(member.tensor))
-            if waiting:
-                self._loads.append(_Load(file, weakref.ref(module), numbers, waiting, frozenset(optimizers)))
+            if given & file.tensors.keys() and (numbers := dict(_loaded_numbers(module, state, file))):
+                self._loads.append(_Load(file, weakref.ref(module), numbers, frozenset(optimizers)))
 
     def optimizer_loads(self, optimizer: Any, state: Any) -> None:
         """An optimizer is about to load a state."""
-        loaded = [(found.sizes, found.numbers) for found in _states(state)]
+        loaded = {found.key for found in _states(state)}
         for file in self._files:
-            for known in file.states:
-                if (known.sizes, known.numbers) in loaded:
-                    file.receivers.append((known, weakref.ref(optimizer)))
+            if loaded & {known.key for known in file.states}:
+                file.receivers.append(weakref.ref(optimizer))
 
     def other_loads(self, state: Any) -> None:
         """A scheduler or a scaler is about to load a state."""
@@ -182,72 +169,64 @@ class ResumedTraining:
     def first_update(self, optimizer: Any, name: str, updates: int, passes: int) -> Unrestored | None:
         """An optimizer is about to step: return what it has not restored. After its first step, this says nothing."""
         ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        loads = [load for load in self._loads if ids & load.waiting]
-        is_covered = bool(loads) and ids <= set().union(*(load.waiting for load in loads))
+        loads = [load for load in self._loads if ids & load.numbers.keys()]
+        goes_on = (
+            len({id(load.file) for load in loads}) == 1
+            and ids <= set().union(*(load.numbers for load in loads))
+            and all(_is_kept(load, ids) for load in loads)
+        )
         for load in loads:
-            load.waiting -= ids
-        self._loads = [load for load in self._loads if load.waiting]
-        if not is_covered or len({id(load.file) for load in loads}) > 1:
+            for updated in ids:
+                load.numbers.pop(updated, None)
+        self._loads = [load for load in self._loads if load.numbers]
+        if not goes_on:
             return None
-        if not all(_is_as_loaded(load, ids) for load in loads):
-            return None
-        if _has_state(optimizer):
-            self._follow_schedulers(loads[0].file, optimizer)
-            return None
-        return self._judge(loads[0], optimizer, name, updates, passes)
+        if not _has_state(optimizer):
+            return self._judge(loads[0], optimizer, name, updates, passes)
+        file = loads[0].file
+        is_resumed = file.is_latest and any(receiver() is optimizer for receiver in file.receivers)
+        if is_resumed and not any(POSITION in state for state in file.restored):
+            self._restarting += unrestored(file.others, file.schedulers, optimizer, file.site)
+        return None
 
     def _judge(self, load: _Load, optimizer: Any, name: str, updates: int, passes: int) -> Unrestored | None:
         file = load.file
         fitting = [state for state in file.states if state.fits(optimizer)]
-        receivers = [receiver() for _, receiver in file.receivers]
+        receivers = [receiver() for receiver in file.receivers]
         if not fitting or any(receiver is not None and _is_around(receiver, optimizer) for receiver in receivers):
             return None
         if file.restored or receivers:
-            return Unrestored(name, file.site, False, "the program restores another part of that file")
-        self._suspects = [*self._suspects[1 - MAX_FILES :], _Suspect(file, name, updates, passes)]
+            return Unrestored(name, file.site, RESUMED, "the program restores another part of that file")
+        self._suspects.append(_Suspect(file, name, updates, passes))
         if file.is_latest and name in load.optimizers and any(state.has_rates_of(optimizer) for state in fitting):
-            return Unrestored(name, file.site, True, "this run wrote that file after the last update")
+            return Unrestored(name, file.site, RESUMED_HERE, "this run wrote that file after the last update")
         return None
-
-    def _follow_schedulers(self, file: _File, optimizer: Any) -> None:
-        if file.is_latest and any(receiver() is optimizer for _, receiver in file.receivers):
-            states = [state for state in file.others if POSITION in state]
-            if not any(POSITION in state for state in file.restored):
-                self._restarting += unrestored(states, file.schedulers, optimizer, file.site)
 
     def restarted_schedules(self, optimizer: Any) -> Iterator[Unrestored]:
         """An optimizer is about to step: yield its schedulers that have restarted."""
-        for restarting in [each for each in self._restarting if each.optimizer() is optimizer]:
-            result = has_restarted(restarting)
-            if result is None:
-                continue
-            self._restarting.remove(restarting)
-            if result:
-                sign = f"its position is 1, and {restarting.position} in the file"
-                scheduler = type(restarting.scheduler()).__name__
-                yield Unrestored(scheduler, restarting.site, False, sign, is_schedule=True)
+        for each in [each for each in self._restarting if each.optimizer() is optimizer and each.position != 0]:
+            self._restarting.remove(each)
+            if each.position == 1:
+                sign = f"its position is 1, and {each.saved_position} in the file"
+                yield Unrestored(type(each.scheduler()).__name__, each.site, RESTARTED, sign)
 
     def saved(self, saved: Any, target: Any, updates: int, passes: int) -> Iterator[Unrestored]:
         """The program saves a file: yield the optimizers that it shows to be resumed without their state."""
         states = list(_states(saved))
-        for state in states:
-            self._saved.pop(key := (state.sizes, state.numbers), None)
-            self._saved[key] = updates
-            if len(self._saved) > MAX_SAVES:
-                del self._saved[next(iter(self._saved))]
-        series, (names, counts) = _series(target), _top(saved)
+        self._saved.extend({(state.key, updates) for state in states}.difference(self._saved))
+        series, entries = _series(target), _entries(saved)
         for suspect in list(self._suspects if states else ()):
             file = suspect.file
-            if series and (series, names) == (file.series, file.names):
+            if series and series == file.series and entries.keys() == file.entries.keys():
                 self._suspects.remove(suspect)
-                made = updates - suspect.updates, passes - suspect.passes
-                if _counts_on(file.counts, counts, *made):
-                    yield Unrestored(suspect.optimizer, file.site, False, "this run writes the file that follows it")
+                if _counts_on(file.entries, entries, updates - suspect.updates, passes - suspect.passes):
+                    yield Unrestored(suspect.optimizer, file.site, RESUMED, "this run writes the file that follows it")
 
 
-def _counts_on(before: Mapping[str, int], now: Mapping[str, int], updates: int, passes: int) -> bool:
+def _counts_on(before: _Entries, now: _Entries, updates: int, passes: int) -> bool:
     """Whether some number counts the updates or passes since, on from what it was, and none begins again."""
-    steps = [now[name] - before[name] for name in before.keys() & now.keys()]
+    pairs = [(number, now.get(name)) for name, number in before.items()]
+    steps = [later - earlier for earlier, later in pairs if earlier is not None and later is not None]
     return all(step >= 0 for step in steps) and any(
         step == updates or 0 < step <= passes <= MAX_PASSES * step for step in steps
     )
@@ -264,12 +243,15 @@ def _states(value: Any, depth: int = 0) -> Iterator[_SavedState]:
         tensors = [number for entry in kept.values() if isinstance(entry, dict) for number in entry.values()]
         numbers = next((first for tensor in tensors if (first := _first(tensor)) is not None), None)
         if numbers is not None:
-            sizes = tuple(len(group["params"]) for group in groups)
-            yield _SavedState(tuple(settings(group) for group in groups), sizes, bytes_of(numbers))
+            yield _SavedState(tuple(map(settings, groups)), (_sizes(groups), bytes_of(numbers)))
         return
     for entry in value.values():
         for item in entry if isinstance(entry, (list, tuple)) and len(entry) <= MAX_SAVES else (entry,):
             yield from _states(item, depth + 1)
+
+
+def _sizes(groups: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(len(group["params"]) for group in groups)
 
 
 def _first(tensor: Any) -> torch.Tensor | None:
@@ -287,44 +269,38 @@ def _others(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def _plain(state: Any) -> dict[str, Any]:
+    """The numbers of a state, and its short lists of numbers."""
     items = state.items() if isinstance(state, dict) else ()
-    return {str(name): value for name, value in items if type(value) in _PLAIN or _is_list_of_numbers(value)}
+    return {str(name): value for name, value in items if _is_plain(value)}
 
 
-def _is_list_of_numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= MAX_SAVES and all(type(item) in _PLAIN for item in value)
+def _is_plain(value: Any) -> bool:
+    items = value if isinstance(value, list) and len(value) <= MAX_SAVES else [value]
+    return all(type(item) in _PLAIN for item in items)
 
 
-def _top(value: Any) -> tuple[frozenset[str], dict[str, int]]:
-    """The names of a file's entries, and the numbers among them."""
-    entries = value if isinstance(value, dict) else {}
-    return frozenset(map(str, entries)), {str(name): item for name, item in entries.items() if type(item) is int}
+def _entries(value: Any) -> _Entries:
+    items = value.items() if isinstance(value, dict) else ()
+    return {str(name): item if type(item) is int else None for name, item in items}
 
 
 def _series(target: Any) -> str:
     """The path of a file, with `*` for the numbers in its name; empty for memory. Extensions are left out, because a
     program may write a temporary file and rename it."""
-    name = file_name(target)
-    path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
-    return (
-        ""
-        if name == IN_MEMORY or path is None
-        else str(Path(os.fsdecode(path)).absolute().parent / name.partition(".")[0])
-    )
+    path = path_of(target)
+    return "" if path is None else str(path.absolute().parent / file_name(target).partition(".")[0])
 
 
 def _has_state(optimizer: Any) -> bool:
     """Whether an optimizer, or one within it, has a state. Some make one before their first step."""
     within = [value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)]
-    entries = [entry for each in (optimizer, *within) for entry in each.state.values()]
-    return any(entry and not _is_before_first_step(entry) for entry in entries)
+    entries = [entry for each in (optimizer, *within) for entry in each.state.values() if entry]
+    return not all(isinstance(entry, dict) and _is_zero(entry.get("step")) for entry in entries)
 
 
-def _is_before_first_step(entry: Any) -> bool:
-    step = entry.get("step") if isinstance(entry, dict) else None
-    if isinstance(step, torch.Tensor):
-        return step.numel() == 1 and not step.item()
-    return isinstance(step, (int, float)) and not step
+def _is_zero(step: Any) -> bool:
+    is_number = step.numel() == 1 if isinstance(step, torch.Tensor) else isinstance(step, (int, float))
+    return is_number and not step
 
 
 def _is_around(receiver: Any, optimizer: Any) -> bool:
@@ -337,11 +313,20 @@ def _is_around(receiver: Any, optimizer: Any) -> bool:
     )
 
 
-def _is_as_loaded(load: _Load, ids: set[int]) -> bool:
+def _loaded_numbers(module: nn.Module, state: Mapping[str, Any], file: _File) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the parameters of a module that a state sets to tensors of a file, with the first numbers of these."""
+    for member in members(module):
+        value = next((state[name] for name in member.names if name in state), None)
+        reference = file.tensors.get(id(value))
+        if reference is not None and reference() is value and (first := leading_floats(value)) is not None:
+            yield id(member.tensor), first.to("cpu", copy=True)
+
+
+def _is_kept(load: _Load, ids: set[int]) -> bool:
     """Whether the parameters of an optimizer still are what their module loaded."""
     module = load.module()
     return module is not None and all(
-        starts_with(member.tensor, load.numbers[member.names[0]])
+        starts_with(member.tensor, load.numbers[id(member.tensor)])
         for member in members(module)
-        if id(member.tensor) in ids and member.names[0] in load.numbers
+        if id(member.tensor) in ids & load.numbers.keys()
     )

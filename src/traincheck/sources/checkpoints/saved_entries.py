@@ -50,10 +50,14 @@ class SavedEntries:
 
 def file_name(target: Any) -> str:
     """The name of a file without its folder, with `*` for numbers: `epoch-*.pt` is one kind of checkpoint."""
+    path = path_of(target)
+    return IN_MEMORY if path is None else _NUMBERS.sub("*", path.name)
+
+
+def path_of(target: Any) -> Path | None:
+    """The path of a file, given by a path or an open file; None for a file in memory."""
     path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
-    if not isinstance(path, (str, os.PathLike)):
-        return IN_MEMORY
-    return _NUMBERS.sub("*", Path(os.fsdecode(path)).name)
+    return Path(os.fsdecode(path)) if isinstance(path, (str, os.PathLike)) else None
 
 
 def _lines(value: Any, path: str, depth: int) -> Iterator[str]:

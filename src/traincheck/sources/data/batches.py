@@ -1,10 +1,10 @@
 """Fingerprints the batch that a model trains on, so that ranks of a job and the steps of one rank can be compared.
 
-relations/consistent/repeated_batches.py compares the steps of one rank, as long as batches are small.
-relations/consistent/batches.py compares ranks. The same mistake shows in every step, so TrainCheck reads only a fixed
-sample of steps for it. Frozen parameters of the model never appear in updates; they are read once and recorded with
-each batch. Each reading also says whether the model gathers its parameters from all ranks (FSDP), so that each rank
-computes with the whole model, or computes with parts of them (tensor parallelism with DTensor).
+repeated_batches.py in relations/consistent/ compares the steps of one rank, as long as batches are small, and
+ranks/batches.py there compares ranks. The same mistake shows in every step, so TrainCheck reads only a fixed sample of
+steps for it. Frozen parameters of the model never appear in updates; they are read once and recorded with each batch.
+Each reading also says whether the model gathers its parameters from all ranks (FSDP), so that each rank computes with
+the whole model, or computes with parts of them (tensor parallelism with DTensor).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fingerprints the parameters and gradients used by an update on each rank, and the parameters of new optimizers.
 
-TrainCheck takes these readings only in jobs of several ranks; relations/consistent/replicas.py compares them.
+TrainCheck takes these readings only in jobs of several ranks; relations/consistent/ranks/replicas.py compares them.
 
 Note [Averaging by hand]
 A wrapper averages the gradients of its parameters, so replicas use equal gradients. A program that calls `all_reduce`

@@ -221,7 +221,7 @@ class AutogradSource:
             self._recorder.record_reading(Reading(seq, call, name, MODULE, SHARED_HEAD, value))
 
     def _facts_of_loss(self, *args: Any, **kwargs: Any) -> Facts:
-        of_loss = _facts_of_loss(*args, **kwargs)
+        of_loss = _scaling_facts(*args, **kwargs)
         divisor = value_of(of_loss, "divided_by") if _ACCELERATE in sys.modules else None
         if not divisor:
             return of_loss
@@ -288,7 +288,7 @@ def _graph_flags(
     return bool(retain_graph), bool(create_graph)
 
 
-def _facts_of_loss(tensors: Any = None, *args: Any, **kwargs: Any) -> Facts:
+def _scaling_facts(tensors: Any = None, *args: Any, **kwargs: Any) -> Facts:
     """Return what the last operations of a loss say, which multiply it and divide it by numbers.
 
     `scaled` says whether the loss was scaled up: one of them multiplies it by two or more. `divided_by` is the whole

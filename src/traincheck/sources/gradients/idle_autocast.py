@@ -31,8 +31,6 @@ MAX_NODES = 20_000
 MAX_REGIONS = 64
 """Regions since the last backward that are remembered, the latest ones."""
 
-_CAST = "ToCopyBackward"
-
 
 class _Regions(threading.local):
     def __init__(self) -> None:
@@ -95,13 +93,13 @@ class IdleAutocast(RecorderListener):
 
 def _has_products_without_casts(roots: list[Any]) -> bool:
     """Whether a graph has matrix products in single precision and casts nothing."""
-    from traincheck.sources.tensors.origins import PRODUCTS  # not before a backward after autocast
+    from traincheck.sources.tensors.autograd_operations import CAST, PRODUCTS  # not before a backward after autocast
 
     waiting, seen, has_products = list(roots), set(roots), False
     while waiting:
         node = waiting.pop()
         name = node.name()
-        if name.startswith(_CAST) or len(seen) > MAX_NODES:
+        if name.startswith(CAST) or len(seen) > MAX_NODES:
             return False
         if name.startswith(PRODUCTS):
             metadata = getattr(node, "_input_metadata", ())

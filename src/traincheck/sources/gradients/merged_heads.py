@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.tensors.origins import PRODUCTS
+from traincheck.sources.tensors import autograd_operations as operations
 from traincheck.sources.tensors.reading import hidden_from_modes
 
 MAX_NODES = 20_000
@@ -29,12 +29,15 @@ MAX_NODES = 20_000
 MAX_STEPS = 40
 """Operations between two products that are looked at."""
 
-_RESHAPES = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward")
-_KEEP_ORDER = (*_RESHAPES, "CloneBackward", "ToCopyBackward", "NativeDropoutBackward", "MulBackward", "ExpandBackward")
+_KEEP_ORDER = (
+    *operations.VIEWS,
+    operations.CLONE,
+    operations.CAST,
+    operations.DROPOUT,
+    operations.MULTIPLICATION,
+    operations.EXPAND,
+)
 """Operations that leave the dimensions of their input in order. Dropout is a product with a mask."""
-_MOVES = ("PermuteBackward", "TransposeBackward")
-_FUSED, _BATCHED = "ScaledDotProduct", "BmmBackward"
-_SOFTMAXES = ("SoftmaxBackward", "SafeSoftmaxBackward")
 
 
 class MergedHeads(NamedTuple):
@@ -68,7 +71,7 @@ def _nodes(roots: list[Any], until: tuple[str, ...] = (), limit: int = MAX_NODES
 
 
 def _merged_at(node: Any) -> MergedHeads | None:
-    if not node.name().startswith(_RESHAPES) or not node.next_functions:
+    if not node.name().startswith(operations.VIEWS) or not node.next_functions:
         return None
     try:
         before, after = tuple(node._saved_self_sym_sizes), tuple(node._input_metadata[0].shape)
@@ -101,24 +104,25 @@ def mixes_positions(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 def _queries_of(node: Any) -> Any | None:
     """The operation that computed the queries of an attention; None if the operation is no attention."""
     name = "" if node is None else node.name()
-    if name.startswith(_FUSED):
+    if name.startswith(operations.FUSED_ATTENTION):
         return node.next_functions[0][0]
-    if not name.startswith(_BATCHED):
+    if not name.startswith(operations.BATCHED):
         return None
     weights = _first_other(node.next_functions[0][0], _KEEP_ORDER)
-    if weights is None or not weights.name().startswith(_SOFTMAXES):
+    if weights is None or not weights.name().startswith((operations.SOFTMAX, operations.SAFE_SOFTMAX)):
         return None
     scores = weights.next_functions[0][0]
     if scores is None:
         return None
-    products = (inner for inner in _nodes([scores], PRODUCTS, MAX_STEPS) if inner.name().startswith(_BATCHED))
-    product = next(products, None)
+    products = _nodes([scores], operations.PRODUCTS, MAX_STEPS)
+    product = next((inner for inner in products if inner.name().startswith(operations.BATCHED)), None)
     return None if product is None else product.next_functions[0][0]
 
 
 def _are_transposed(queries: Any) -> bool:
     """Whether dimensions were moved between the last product and the queries."""
-    return any(node.name().startswith(_MOVES) for node in _nodes([queries], PRODUCTS, MAX_STEPS))
+    moves = operations.PERMUTE, operations.TRANSPOSE
+    return any(node.name().startswith(moves) for node in _nodes([queries], operations.PRODUCTS, MAX_STEPS))
 
 
 def _first_other(node: Any, names: tuple[str, ...]) -> Any | None:

@@ -1,8 +1,8 @@
 """Source `buffers`: reads the buffers of a training model, so that TrainCheck can compare them across ranks.
 
-relations/consistent/buffers.py compares the ranks. A wrapper that broadcasts buffers does so before it calls the module
-inside, and each rank's own batch changes them during the call. So TrainCheck reads buffers at the first call of their
-module in a step.
+relations/consistent/ranks/buffers.py compares the ranks. A wrapper that broadcasts buffers does so before it calls the
+module inside, and each rank's own batch changes them during the call. So TrainCheck reads buffers at the first call of
+their module in a step.
 """
 
 from __future__ import annotations

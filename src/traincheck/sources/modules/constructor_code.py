@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from traincheck.sources.recording.call_sites import CallSites, qualified_name
+from traincheck.sources.recording.call_sites import CallSites, first_line, qualified_name, syntax_tree
 
 MAX_FILES = 1_000
 """Files of a project that are read, in about a tenth of a second. A larger project is not judged."""
@@ -43,22 +42,14 @@ _NO_SOURCE = (".so", ".pyd", ".pyc")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@functools.lru_cache(maxsize=32)
-def _tree_of(file: str) -> ast.Module:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
-        return ast.Module([], [])
+_tree_of = functools.lru_cache(maxsize=32)(syntax_tree)
 
 
 def _definition(code: CodeType) -> _Function | None:
     """The definition of a function in its file."""
-    for node in ast.walk(_tree_of(code.co_filename)):
-        if isinstance(node, _Function) and node.name == code.co_name:
-            first = min((decorator.lineno for decorator in node.decorator_list), default=node.lineno)
-            if code.co_firstlineno in (first, node.lineno):
-                return node
-    return None
+    functions = (node for node in ast.walk(_tree_of(code.co_filename)) if isinstance(node, _Function))
+    where = code.co_name, code.co_firstlineno
+    return next((node for node in functions if (node.name, first_line(node)) == where), None)
 
 
 # -- how a constructor makes an attribute ----------------------------------------------------------------------------
@@ -90,22 +81,25 @@ def _values(constructor: _Function, attribute: str) -> list[ast.expr]:
     assigned: list[ast.expr] = []
     filled: list[ast.expr] = []
     for node in ast.walk(constructor):
-        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant):
-            parts = [part for target in node.targets for part in _parts(target)]
-            assigned += [node.value for part in parts if _is_attribute(part, me, attribute)]
-        elif isinstance(node, ast.AnnAssign) and node.value is not None and _is_attribute(node.target, me, attribute):
-            assigned.append(node.value)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            if node.value is not None and not isinstance(node.value, ast.Constant):
+                assigned += [node.value for part in _parts(*_targets(node)) if _is_attribute(part, me, attribute)]
         elif isinstance(node, ast.Expr) and any(_is_attribute(part, me, attribute) for part in _written(node.value)):
             filled.append(node.value)
     return filled or assigned
 
 
-def _parts(target: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(target, ast.Tuple | ast.List):
-        for part in target.elts:
-            yield from _parts(part)
-    else:
-        yield _base(target)
+def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _parts(*targets: ast.expr) -> Iterator[ast.expr]:
+    """The attributes and names that an assignment writes to."""
+    for target in targets:
+        if isinstance(target, ast.Tuple | ast.List):
+            yield from _parts(*target.elts)
+        else:
+            yield _base(target)
 
 
 def _base(node: ast.expr) -> ast.expr:
@@ -124,15 +118,17 @@ def _written(node: ast.AST) -> Iterator[ast.expr]:
     """What an expression may write to: the tensor of a method in place, arguments of functions that end with `_`."""
     if not isinstance(node, ast.Call):
         return
-    function = node.func
-    name = (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
+    name = _name_of(node.func)
     if name in ("append", "extend", "insert", "update") or (name.endswith("_") and not name.endswith("__")):
-        if isinstance(function, ast.Attribute):
-            yield _base(function.value)
+        if isinstance(node.func, ast.Attribute):
+            yield _base(node.func.value)
         yield from map(_base, node.args)
     yield from (_base(keyword.value) for keyword in node.keywords if keyword.arg in ("out", "tensor", "input"))
+
+
+def _name_of(node: ast.AST) -> str:
+    """The name of an attribute or a variable; empty for other nodes."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 class _Scope:
@@ -144,18 +140,15 @@ class _Scope:
         self._locals: dict[str, list[ast.expr]] = {}
         for node in ast.walk(definition):
             if isinstance(node, ast.Assign):
-                for part in (part for target in node.targets for part in _parts(target)):
+                for part in _parts(*node.targets):
                     if isinstance(part, ast.Name):
                         self._locals.setdefault(part.id, []).append(node.value)
 
     def has_own_stream(self) -> bool:
         """Whether the function sets a seed or uses a generator."""
-        for node in ast.walk(self._definition):
-            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-            name = node.arg or "" if isinstance(node, ast.keyword) else name
-            if name in _OWN_STREAM or "seed" in name:
-                return True
-        return False
+        nodes = ast.walk(self._definition)
+        names = (node.arg or "" if isinstance(node, ast.keyword) else _name_of(node) for node in nodes)
+        return any(name in _OWN_STREAM or "seed" in name for name in names)
 
     def draws(self, node: ast.AST, names: frozenset[str] = frozenset()) -> bool:
         """Whether an expression computes with random numbers of torch in any case. `names` were followed before."""
@@ -227,12 +220,11 @@ def is_handled_elsewhere(module: nn.Module, attribute: str, sites: CallSites, *,
     files = _files_of(sites)
     if len(files) > MAX_FILES or not hasattr(sys.modules.get("__main__"), "__file__"):
         return True  # the cells of a notebook are no files
-    for file in files:
-        if _mentions(file, attribute):
-            search = _Search(attribute, own, _tree_of(file), is_parameter=is_parameter)
-            if search.is_handled:
-                return True
-    return False
+    return any(
+        _Search(attribute, own, _tree_of(file), is_parameter=is_parameter).is_handled
+        for file in files
+        if _mentions(file, attribute)
+    )
 
 
 def _mentions(file: str, attribute: str) -> bool:
@@ -305,15 +297,13 @@ class _Search(ast.NodeVisitor):
         return any(self._means(base) or self._is_alias(base) for base in _written(node))
 
     def _is_assigned(self, node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> bool:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
-            saves = isinstance(target, ast.Subscript) and node.value is not None and self._means(_base(node.value))
-            writes_alias = isinstance(target, ast.Subscript) or isinstance(node, ast.AugAssign)
-            if saves or (writes_alias and self._is_alias(_base(target))):
-                return True
-            if any(self._means(part) for part in _parts(target)):
-                return True
-        return False
+        targets = _targets(node)
+        into = [target for target in targets if isinstance(target, ast.Subscript)]
+        saves = bool(into) and node.value is not None and self._means(_base(node.value))
+        aliases = targets if isinstance(node, ast.AugAssign) else into
+        return (
+            saves or any(self._is_alias(_base(target)) for target in aliases) or any(map(self._means, _parts(*targets)))
+        )
 
     def _means(self, node: ast.AST) -> bool:
         """Whether this is the attribute, of an object of its class."""

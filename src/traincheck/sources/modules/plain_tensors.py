@@ -34,7 +34,7 @@ from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.global_hooks import insert_mode, remove_mode
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.replay.state_snapshot import has_compiled_code
+from traincheck.sources.replay.state_snapshot import MODULE_INTERNALS, has_compiled_code
 from traincheck.sources.tensors.reading import first_elements, hidden_from_modes, is_copyable
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.builtin_rules import RANDOM_WEIGHTS
@@ -45,8 +45,6 @@ MAX_ENTRIES = 64
 """Entries of a list or dict that are looked at; longer ones are data."""
 MAX_SUSPECTS = 256
 """Tensors of a model; a program with more keeps data in them."""
-
-_INTERNALS = frozenset(vars(nn.Module()))
 
 _FAST_PATHS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 """Modules that compute otherwise in evaluation mode while a function mode is active."""
@@ -75,12 +73,13 @@ def plain_tensors(model: nn.Module, sites: CallSites) -> list[PlainTensor]:
     """The tensors of floating-point numbers in plain attributes of a model. Call inside `hidden_from_modes()`."""
     tensors = []
     for path, module in model.named_modules():
+        code = getattr(type(module).__init__, "__code__", None)
+        if code is None or not sites.file_of(code):
+            continue
         for attribute, value in vars(module).items():
-            for tensor in () if attribute in _INTERNALS else _tensors_of(value):
-                code = getattr(type(module).__init__, "__code__", None)
-                if _may_be_weight(tensor) and code is not None and sites.file_of(code):
-                    reference = TensorReference(tensor)
-                    tensors.append(PlainTensor(path, weakref.ref(module), attribute, reference, version_of(tensor)))
+            for tensor in () if attribute in MODULE_INTERNALS else filter(_may_be_weight, _tensors_of(value)):
+                reference = TensorReference(tensor)
+                tensors.append(PlainTensor(path, weakref.ref(module), attribute, reference, version_of(tensor)))
         if len(tensors) > MAX_SUSPECTS:
             return []
     return tensors
@@ -116,11 +115,11 @@ def random_weights(
         tensor, module = suspect.current(), suspect.module()
         if tensor is None or module is None or tensor.untyped_storage().data_ptr() in memory or not _varies(tensor):
             continue
-        key = type(module), suspect.attribute
+        attribute = suspect.attribute
+        key = type(module), attribute
         if key not in site_of:
-            site = "" if _saves_more(model, suspect.path) else random_site(module, suspect.attribute, sites)
-            is_parameter = suspect.attribute in names
-            handled = site and is_handled_elsewhere(module, suspect.attribute, sites, is_parameter=is_parameter)
+            site = "" if _saves_more(model, suspect.path) else random_site(module, attribute, sites)
+            handled = site and is_handled_elsewhere(module, attribute, sites, is_parameter=attribute in names)
             site_of[key] = "" if handled else site
         if site_of[key]:
             yield suspect, site_of[key]
@@ -152,19 +151,16 @@ class PlainTensorReadings:
     def __init__(self, catalog: VariableCatalog, recorder: Recorder) -> None:
         self._catalog, self._recorder = catalog, recorder
         self._models: PerModule[list[PlainTensor]] = PerModule()  # empty for a model that needs no further look
-        self._use: UseInCall | None = None  # of the call under way
-        self._suspects: list[tuple[PlainTensor, str]] = []
-        self._model: weakref.ref[nn.Module] | None = None
+        self._followed: tuple[weakref.ref[nn.Module], list[tuple[PlainTensor, str]], UseInCall] | None = None
 
     @property
     def follows(self) -> bool:
         """Whether a call is under way whose operations are followed."""
-        return self._use is not None
+        return self._followed is not None
 
     def call_begins(self, module: nn.Module, args: Any) -> None:
         """An outermost module is called."""
-        if self._use is not None:
-            self.leave()  # the last call never ended
+        self.leave()  # the last call may never have ended
         if not module.training or not torch.is_grad_enabled() or torch._C._current_graph_task_id() >= 0 or is_traced():
             return
         model = wrapped_model(module)
@@ -177,32 +173,30 @@ class PlainTensorReadings:
                 return
             self._models.put(model, [])
             if self._recorder.hooks.in_one_thread:
-                suspects = list(random_weights(model, tensors, self._recorder.sites))
-                inputs = tree_leaves((args, dict(keywords_of_call(self._recorder))))
-                self._follow(model, suspects, [leaf for leaf in inputs if isinstance(leaf, torch.Tensor)])
+                self._follow(model, tensors, _leaves((args, dict(keywords_of_call(self._recorder)))))
 
-    def _follow(
-        self, model: nn.Module, suspects: list[tuple[PlainTensor, str]], inputs: Sequence[torch.Tensor]
-    ) -> None:
+    def _follow(self, model: nn.Module, tensors: list[PlainTensor], inputs: list[torch.Tensor]) -> None:
         given = {id(tensor) for tensor in inputs}
-        followed = [(tensor, pair) for pair in suspects if (tensor := pair[0].tensor()) is not None]
-        followed = [(tensor, pair) for tensor, pair in followed if id(tensor) not in given]
-        if followed and inputs:
-            self._model, self._suspects = weakref.ref(model), [pair for _, pair in followed]
-            self._use = UseInCall([tensor for tensor, _ in followed], inputs)
-            insert_mode(self._use, 0)  # below modes that others suspend and resume
+        held = [
+            (tensor, suspect)
+            for suspect in random_weights(model, tensors, self._recorder.sites)
+            if (tensor := suspect[0].tensor()) is not None and id(tensor) not in given
+        ]
+        if held and inputs:
+            use = UseInCall([tensor for tensor, _ in held], inputs)
+            self._followed = weakref.ref(model), [suspect for _, suspect in held], use
+            insert_mode(use, 0)  # below modes that others suspend and resume
 
     def call_ends(self, output: Any) -> None:
         """The call of an outermost module ends: report what it used."""
-        use, suspects, model = self._use, self._suspects, self._model
+        followed = self._followed
         self.leave()
-        called = None if model is None else model()
-        if use is None or called is None:
+        if followed is None or (model := followed[0]()) is None:
             return
-        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        name = self._catalog.module_name(called)
+        _, suspects, use = followed
+        outputs, name = _leaves(output), self._catalog.module_name(model)
         with hidden_from_modes():
-            used = [suspects[index] for index in range(len(suspects)) if use.used(index, outputs)]
+            used = [suspect for index, suspect in enumerate(suspects) if use.used(index, outputs)]
         for suspect, site in used:
             variable = ".".join(filter(None, (name, plain_name(suspect.path), suspect.attribute)))
             seq, context = self._recorder.next_seq(), facts(kind=MODULE, site=site)
@@ -212,9 +206,13 @@ class PlainTensorReadings:
 
     def leave(self) -> None:
         """Follow no call any more."""
-        use, self._use = self._use, None
-        self._suspects, self._model = [], None
-        remove_mode(use)
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            remove_mode(followed[2])
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 # -- the use of a tensor in a call -----------------------------------------------------------------------------------

@@ -31,13 +31,22 @@ def _qualified_name_in_source(code: CodeType) -> str:
     return _names_in_source(code.co_filename).get((code.co_firstlineno, code.co_name), code.co_name)
 
 
+def syntax_tree(filename: str) -> ast.Module:
+    """The source of a file as a tree, which is empty if the file cannot be read."""
+    try:
+        return ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The line of a function in its code object: that of the first decorator."""
+    return min((decorator.lineno for decorator in function.decorator_list), default=function.lineno)
+
+
 @functools.lru_cache(maxsize=1024)
 def _names_in_source(filename: str) -> dict[tuple[int, str], str]:
-    """The qualified names of all functions in a file, by first line (that of the first decorator) and plain name."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError, RecursionError):
-        return {}
+    """The qualified names of all functions in a file, by first line and plain name."""
     names: dict[tuple[int, str], str] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -45,13 +54,12 @@ def _names_in_source(filename: str) -> dict[tuple[int, str], str]:
             if isinstance(child, ast.ClassDef):
                 visit(child, f"{prefix}{child.name}.")
             elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                first = min((decorator.lineno for decorator in child.decorator_list), default=child.lineno)
-                names[first, child.name] = f"{prefix}{child.name}"
+                names[first_line(child), child.name] = f"{prefix}{child.name}"
                 visit(child, f"{prefix}{child.name}.<locals>.")
             else:
                 visit(child, prefix)
 
-    visit(tree, "")
+    visit(syntax_tree(filename), "")
     return names
 
 

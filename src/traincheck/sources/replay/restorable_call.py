@@ -22,7 +22,7 @@ from traincheck.sources.modules.live_modules import buffers_of, plain_name, unwr
 from traincheck.sources.recording.frames import local_values
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import (
-    ModuleAttributes,
+    AttributeSnapshot,
     RandomStates,
     autocast_settings,
     has_compiled_code,
@@ -57,7 +57,7 @@ class RestorableCall:
         self.arguments = copied((tuple(args), dict(keywords)))
         self._random = RandomStates()
         self._autocast = autocast_settings()
-        self._attributes = ModuleAttributes(self.modules)
+        self._attributes = AttributeSnapshot(self.modules)
         self._buffers = [
             (inner_module, key, buffer.detach().clone())
             for inner_module in self.modules
@@ -83,7 +83,7 @@ class RestorableCall:
 
         The later state returns after the block. Errors inside are raised as CannotReplay.
         """
-        now, attributes = RandomStates(), ModuleAttributes(self.modules, also=self._attributes)
+        now, attributes = RandomStates(), AttributeSnapshot(self.modules, also=self._attributes)
         try:
             with without_hooks(self.modules, parameters), self._buffers_as_they_were():
                 self._attributes.restore()

@@ -31,7 +31,8 @@ from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
 
 _OURS = ("torch.", "traincheck.sdc.")
 """Packages whose hooks belong to the computation."""
-_MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
+MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that torch gives each module, apart from its mode."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 _DEPTH, _MAX_HELD = 3, 2_000
@@ -76,11 +77,11 @@ class RandomStates:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-class ModuleAttributes:
+class AttributeSnapshot:
     """The attributes of modules, with the contents of tensors, and of containers, random generators and other objects
     that they hold, up to `_DEPTH` levels deep. (Tensors inside other objects may be as large as the model.)"""
 
-    def __init__(self, modules: Iterable[nn.Module], also: ModuleAttributes | None = None) -> None:
+    def __init__(self, modules: Iterable[nn.Module], also: AttributeSnapshot | None = None) -> None:
         """Save the attributes of modules, and also the objects that an earlier instance has saved, as they are now."""
         self._values = [(module, _own_attributes(module)) for module in modules]
         attributes = [value for _, own in self._values for value in own.values()]
@@ -103,7 +104,7 @@ class ModuleAttributes:
         as this method does."""
         for module, values in self._values:
             own = vars(module)
-            for name in [name for name in own if name not in values and name not in _MODULE_INTERNALS]:
+            for name in [name for name in own if name not in values and name not in MODULE_INTERNALS]:
                 del own[name]
             own.update(values)
         for held, content in (*self._contents, *self._objects):
@@ -156,7 +157,7 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in _MODULE_INTERNALS}
+    return {name: value for name, value in vars(module).items() if name not in MODULE_INTERNALS}
 
 
 def _held_by(values: Iterable[tuple[nn.Module, Mapping[str, Any]]]) -> list[Any]:

@@ -14,25 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from traincheck.sources.tensors import autograd_operations as operations
 from traincheck.vocab.builtin_rules import LOG_SOFTMAX, PRODUCT, SQUASHING
 from traincheck.vocab.facts import FactValue
 
-_SQUASHING = ("SigmoidBackward", "SoftmaxBackward")
-_LOG_SOFTMAX = "LogSoftmaxBackward"
-_MATRICES, _LINEAR, _CONVOLUTION = ("AddmmBackward", "MmBackward"), "LinearBackward", "ConvolutionBackward"
-PRODUCTS = (*_MATRICES, "BmmBackward", "BaddbmmBackward", _LINEAR, _CONVOLUTION)
-_SAME = ("AliasBackward", "CloneBackward", "ToCopyBackward")
-_RESHAPES = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward")
-_MOVES = ("PermuteBackward", "TBackward", "TransposeBackward")
-_PARTS = ("SelectBackward", "SliceBackward", "UnsqueezeBackward")
-"""Beginnings of the names that autograd gives operations: products of matrices and convolutions, operations that keep
-all dimensions, that divide the elements into other dimensions, that move dimensions, and that take a part or add a
-dimension."""
-_VIEWS = (*_SAME, *_RESHAPES, *_MOVES, *_PARTS, "ExpandBackward", "IndexBackward")
-_SCALES = ("DivBackward", "MulBackward")
-"""Operations that may scale scores."""
+_SQUASHING = (operations.SIGMOID, operations.SOFTMAX)
+_FOLLOWED = (*operations.SAME_FORM, *operations.RESHAPES, *operations.MOVES, *operations.PARTS)
+"""Operations through which a dimension is followed."""
+_VIEWS = (*_FOLLOWED, operations.EXPAND, operations.INDEX)
 
-_ACCUMULATE = "AccumulateGrad"
 _MAX_STEPS = 10
 
 NO_DIMENSION = -1
@@ -76,7 +66,7 @@ def origin_facts(tensor: torch.Tensor) -> dict[str, FactValue]:
     """The fact `origin` of a result of autograd, and what became of its classes between a layer and a loss."""
     origin = origin_of(tensor)
     added: dict[str, FactValue] = {"origin": origin}
-    is_reshaped = origin == PRODUCT and not tensor.grad_fn.name().startswith(PRODUCTS)
+    is_reshaped = origin == PRODUCT and not tensor.grad_fn.name().startswith(operations.PRODUCTS)
     if not is_reshaped and origin != LOG_SOFTMAX:
         return added
     try:
@@ -101,9 +91,9 @@ def origin_of(tensor: torch.Tensor) -> str:
     name = "" if node is None else node.name()
     if name.startswith(_SQUASHING):
         return SQUASHING
-    if name.startswith(_LOG_SOFTMAX):
+    if name.startswith(operations.LOG_SOFTMAX):
         return LOG_SOFTMAX
-    return PRODUCT if name.startswith(PRODUCTS) else "other"
+    return PRODUCT if name.startswith(operations.PRODUCTS) else "other"
 
 
 def normalized_dimension(tensor: torch.Tensor) -> tuple[int, bool] | None:
@@ -114,7 +104,7 @@ def normalized_dimension(tensor: torch.Tensor) -> tuple[int, bool] | None:
     a layer if they are a product with one of its parameters, perhaps scaled.
     """
     path = _path_to(tensor.grad_fn, tuple(tensor.shape))
-    if path is None or not path.maker.name().startswith(_LOG_SOFTMAX):
+    if path is None or not path.maker.name().startswith(operations.LOG_SOFTMAX):
         return None
     places = [path.place_of(dimension) for dimension in range(tensor.dim())]
     normalized = _signed(path.maker._saved_dim) % len(path.sizes)
@@ -148,13 +138,13 @@ def _classes_of(tensor: torch.Tensor) -> int:
 def _path_to(node: Any, sizes: tuple[int, ...], *, scaled: bool = False, normalized: bool = False) -> _Path | None:
     """The way from a tensor back to what computed its elements. With `scaled` and `normalized`, factors and a
     log-softmax count as arrangements. None if it is too long."""
-    others = (*(_SCALES if scaled else ()), *((_LOG_SOFTMAX,) if normalized else ()))
+    others = (*(operations.SCALES if scaled else ()), *((operations.LOG_SOFTMAX,) if normalized else ()))
     steps: list[_Step] = []
     while node is not None and len(steps) < _MAX_STEPS:
         name = node.name()
         taken = [before for before, _ in node.next_functions if before is not None]
         is_other = name.startswith(others) and len(taken) == 1
-        if not is_other and not name.startswith((*_SAME, *_RESHAPES, *_MOVES, *_PARTS)):
+        if not is_other and not name.startswith(_FOLLOWED):
             return _Path(node, sizes, steps)
         steps.append(_Step(node, sizes, sizes if is_other else _sizes_before(node, sizes)))
         sizes, node = steps[-1].before, taken[0] if taken else None
@@ -163,12 +153,12 @@ def _path_to(node: Any, sizes: tuple[int, ...], *, scaled: bool = False, normali
 
 def _sizes_before(node: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
     name = node.name()
-    if name.startswith((*_RESHAPES, "SelectBackward", "SliceBackward")):
+    if name.startswith((*operations.RESHAPES, operations.SELECT, operations.SLICE)):
         return tuple(node._saved_self_sym_sizes)
-    if name.startswith("UnsqueezeBackward"):
+    if name.startswith(operations.UNSQUEEZE):
         added = _signed(node._saved_dim) % len(sizes)
         return sizes[:added] + sizes[added + 1 :]
-    if name.startswith(_MOVES):
+    if name.startswith(operations.MOVES):
         order = _order(node, len(sizes))
         return tuple(sizes[order.index(place)] for place in range(len(sizes)))
     return sizes
@@ -178,22 +168,22 @@ def _place_before(step: _Step, place: int) -> int | None:
     """The place that a dimension had before an operation; None if unknown."""
     node, after, before = step
     name = node.name()
-    if name.startswith(_RESHAPES):
+    if name.startswith(operations.RESHAPES):
         return _in_other_shape(after, place, before)
-    if name.startswith("SelectBackward"):
+    if name.startswith(operations.SELECT):
         return place + (_signed(node._saved_dim) % len(before) <= place)
-    if name.startswith("UnsqueezeBackward"):
+    if name.startswith(operations.UNSQUEEZE):
         added = _signed(node._saved_dim) % len(after)
         return None if place == added else place - (added < place)
-    return _order(node, len(after))[place] if name.startswith(_MOVES) else place
+    return _order(node, len(after))[place] if name.startswith(operations.MOVES) else place
 
 
 def _order(node: Any, count: int) -> list[int]:
     """For each dimension after an operation that moves them, its position before."""
     name, order = node.name(), list(range(count))
-    if name.startswith("PermuteBackward"):
+    if name.startswith(operations.PERMUTE):
         return [_signed(place) % count for place in node._saved_dims]
-    if name.startswith("TransposeBackward"):
+    if name.startswith(operations.TRANSPOSE):
         first, second = _signed(node._saved_dim0) % count, _signed(node._saved_dim1) % count
         order[first], order[second] = second, first
         return order
@@ -214,27 +204,27 @@ def _merges(step: _Step, place: int) -> bool:
     after, before = step.after, step.before
     strides = {math.prod(before[other:]) for other in range(len(before) + 1)}
     is_whole = {math.prod(after[place:]), math.prod(after[place + 1 :])} <= strides
-    return is_whole or not step.node.name().startswith(_RESHAPES)
+    return is_whole or not step.node.name().startswith(operations.RESHAPES)
 
 
 def _features_of(path: _Path) -> int | None:
     """The dimension of the outputs of a layer, if one computed the elements: a product with a parameter."""
     node = path.maker
     name, operands = node.name(), [operand for operand, _ in node.next_functions]
-    if name.startswith(_MATRICES):
+    if name.startswith(operations.MATRICES):
         first, second = operands[-2:]
         return len(path.sizes) - 1 if _is_parameter(second) else 0 if _is_parameter(first) else None
-    if name.startswith(_LINEAR) and _is_parameter(operands[1]):
+    if name.startswith(operations.LINEAR) and _is_parameter(operands[1]):
         return len(path.sizes) - 1
-    return 1 if name.startswith(_CONVOLUTION) and _is_parameter(operands[1]) else None
+    return 1 if name.startswith(operations.CONVOLUTION) and _is_parameter(operands[1]) else None
 
 
 def _is_parameter(node: Any) -> bool:
     """Whether an operand of a product is a leaf of the graph, perhaps transposed or converted."""
     for _ in range(_MAX_STEPS):
-        if node is None or node.name().endswith(_ACCUMULATE):
+        if node is None or node.name().endswith(operations.ACCUMULATE):
             return node is not None
-        if not node.name().startswith((*_SAME, *_MOVES)):
+        if not node.name().startswith((*operations.SAME_FORM, *operations.MOVES)):
             return False
         node = node.next_functions[0][0]
     return False

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from traincheck.sources.replay.state_snapshot import ModuleAttributes, RandomStates
+from traincheck.sources.replay.state_snapshot import AttributeSnapshot, RandomStates
 
 Restore = Callable[[], Any]
 """Returns a saved object, after its contents were restored."""
@@ -27,7 +27,7 @@ class TrainingState:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._random = RandomStates()
         self._modules = list(model.modules())
-        self._attributes = ModuleAttributes(self._modules)
+        self._attributes = AttributeSnapshot(self._modules)
         self._memo: dict[int, Restore] = {}
         kept = [(module._parameters, module._buffers) for module in self._modules]
         self._restore = [self._saved(held) for tables in kept for held in tables]

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from traincheck.sources.tensors.autograd_operations import DIVISION, MULTIPLICATION, RESHAPES, SAME_FORM
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.sources.verification.saved_tensors import saved_tensor
 
 MAX_OPERATIONS = 20
-_SCALE = frozenset(("MulBackward0", "DivBackward0"))
-_SAME_VALUE = frozenset(
-    ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "ToCopyBackward0",
-     "CloneBackward0", "AliasBackward0"),
-)  # fmt: skip
+_SCALE = _MULTIPLICATION, _DIVISION = (f"{MULTIPLICATION}0", f"{DIVISION}0")
+_SAME_VALUE = frozenset(f"{name}0" for name in (*SAME_FORM, *RESHAPES))
 _MEAN, _SUM = 1, 2
 
 
@@ -51,9 +49,9 @@ def _weights_of(loss: torch.Tensor) -> LossWeights | None:
             if name in _SCALE:
                 inputs = [index for index, (inner, _) in enumerate(function.next_functions) if inner is not None]
                 number = _saved_number(function, "other" if inputs == [0] else "self") if len(inputs) == 1 else None
-                if number is None or (name == "DivBackward0" and inputs != [0]):
+                if number is None or (name == _DIVISION and inputs != [0]):
                     return None
-                factor = factor * number if name == "MulBackward0" else factor / number if number else math.inf
+                factor = factor * number if name == _MULTIPLICATION else factor / number if number else math.inf
                 function = function.next_functions[inputs[0]][0]
             elif name in _SAME_VALUE:
                 function = function.next_functions[0][0]

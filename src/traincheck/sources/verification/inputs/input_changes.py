@@ -108,7 +108,7 @@ class CallInputs:
             new = {i: _with_row(self.leaves[i], sample, other) for i in self._of_batch}
             if any(not torch.equal(new[i], self.leaves[i]) for i in new):
                 rows = torch.arange(self.batch) != sample
-                part = _first_dimensions((self.batch,), rows, self.length)
+                part = first_dimensions((self.batch,), rows, self.length)
                 what = f"sample {other} in place of sample {sample}"
                 return InputChange(self._with(new), part, what, "the output of other samples", others=rows)
         return None
@@ -137,7 +137,7 @@ class CallInputs:
         """Replace a sequence; the outputs up to a position must not change. Samples may be in the second dimension."""
         form = tuple(changed.shape[:2])
         positions = torch.arange(form[0])[:, None] if positions_first else torch.arange(form[1])
-        part = _first_dimensions(form, (positions <= position).expand(form))
+        part = first_dimensions(form, (positions <= position).expand(form))
         return InputChange(self._with({index: changed}), part, "another token", f"the output up to position {position}")
 
     def slice_change(self, index: int, dimension: int, changed: int) -> InputChange | None:
@@ -156,7 +156,7 @@ class CallInputs:
                 form = tuple(sequence.shape[:2])
                 kept = torch.zeros(form, dtype=torch.bool)
                 kept.select(dimension, changed - 1).fill_(True)
-                part = _first_dimensions(form, kept)
+                part = first_dimensions(form, kept)
                 return InputChange(self._with({index: new}), part, "other tokens", "the output before them")
         return None
 
@@ -170,7 +170,7 @@ class CallInputs:
             if not torch.equal(others, last):
                 changed = torch.cat((sequence[:, :begin], others), 1)
                 earlier = (torch.arange(length) < begin).expand(self.batch, length)
-                part = _first_dimensions((self.batch, length), earlier)
+                part = first_dimensions((self.batch, length), earlier)
                 what = f"other tokens from position {begin} on"
                 return InputChange(self._with({index: changed}), part, what, "the output at earlier positions")
         return None
@@ -184,7 +184,7 @@ class CallInputs:
         changed = torch.where(_expanded(positions, sequence), tokens[:, None], sequence)
         if torch.equal(changed, sequence):
             return None
-        within = _first_dimensions(tuple(positions.shape), ~positions)
+        within = first_dimensions(tuple(positions.shape), ~positions)
 
         def part(output: torch.Tensor) -> torch.Tensor | None:
             if output.dim() == 0 or (output.shape[0] == self.batch and output.shape[:2] != positions.shape):
@@ -256,7 +256,7 @@ def _with_row(tensor: torch.Tensor, row: int, other: int) -> torch.Tensor:
     return tensor.detach()[rows]
 
 
-def _first_dimensions(form: tuple[int, ...], chosen: torch.Tensor, length: int = 0) -> Part:
+def first_dimensions(form: tuple[int, ...], chosen: torch.Tensor, length: int = 0) -> Part:
     """Return the part with the elements `chosen` of an output whose first dimensions have this form, or are flattened.
 
     With a `length`, the first dimension may also be that of samples and positions.

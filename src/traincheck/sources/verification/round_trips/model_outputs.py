@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from traincheck.sources.modules.live_modules import buffers_of
 from traincheck.sources.replay.state_snapshot import (
-    ModuleAttributes,
+    AttributeSnapshot,
     RandomStates,
     autocast_settings,
     has_compiled_code,
@@ -68,7 +68,7 @@ class CapturedBatch:
         if iterator:
             raise CannotCompute(f"the model holds a {iterator}, which another execution would advance")
         replaced = _copies(model, tensors, unsaved)
-        held, random = ModuleAttributes(modules.values()), RandomStates()
+        held, random = AttributeSnapshot(modules.values()), RandomStates()
         try:
             with ExitStack() as stack:
                 stack.enter_context(_in_evaluation(modules.values()))

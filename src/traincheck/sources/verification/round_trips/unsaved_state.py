@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.modules.live_modules import plain_name
+from traincheck.sources.replay.state_snapshot import MODULE_INTERNALS
 from traincheck.sources.tensors.reading import is_copyable
 
 MAX_BYTES = 64 << 20
@@ -25,7 +26,6 @@ MAX_BYTES = 64 << 20
 MAX_ENTRIES = 64
 """Entries of a list or dict; longer ones are logs."""
 
-_INTERNALS = frozenset(vars(nn.Module())) | {"training"}
 _NUMBERS = (bool, int, float, type(None))
 MISSING = object()
 """The value of an attribute that does not exist."""
@@ -96,7 +96,7 @@ def _unsaved(model: nn.Module) -> Iterator[tuple[Place, Any]]:
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             continue  # it saves what it wants
         for attribute, value in vars(module).items():
-            if attribute not in _INTERNALS and _is_plain(value):
+            if attribute not in MODULE_INTERNALS and attribute != "training" and _is_plain(value):
                 yield Place(name, attribute, is_buffer=False), value
         for attribute in sorted(module._non_persistent_buffers_set):
             value = module._buffers.get(attribute)

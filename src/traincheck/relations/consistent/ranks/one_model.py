@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.consistent.batches import BATCH
+from traincheck.relations.consistent.ranks.batches import BATCH
 from traincheck.relations.parts import StatelessPart, named, number
 from traincheck.vocab.builtin_rules import ONE_MODEL, REPLICAS, sentence_of
 from traincheck.vocab.demand import Demand

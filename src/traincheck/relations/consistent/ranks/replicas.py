@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.consistent.rank_pairs import AgreedVariables, VariableNames, classes_of, pairs_of
+from traincheck.relations.consistent.ranks.rank_pairs import AgreedVariables, VariableNames, classes_of, pairs_of
 from traincheck.relations.parts import BACKWARD, UPDATE, StatelessPart, calls_of, named, phrase_for
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import DIGEST, LIVE, NO_CALL, Change, Reading, Window

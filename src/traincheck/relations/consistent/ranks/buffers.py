@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.consistent.rank_pairs import AgreedVariables, classes_of, pairs_of
+from traincheck.relations.consistent.ranks.rank_pairs import AgreedVariables, classes_of, pairs_of
 from traincheck.relations.parts import StatelessPart, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Reading, Window

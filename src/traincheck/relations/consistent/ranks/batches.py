@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.consistent.replicas import USED_DATA, hold_the_same
+from traincheck.relations.consistent.ranks.replicas import USED_DATA, hold_the_same
 from traincheck.relations.parts import FORWARD, UPDATE, StatelessPart, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Reading, Window
