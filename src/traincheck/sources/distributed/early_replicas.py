@@ -1,9 +1,9 @@
 """Reads parameters before and after their first change, and first gradients, so that ranks of one model compare them.
 
-relations/consistent/ranks/one_model.py compares them. A reading has the fingerprint of the parameter before the first update
-that finds it changed: the rate may be zero at first. Its context has the fingerprint before the first update (`first`),
-the norm of the first gradient, and whether the parameter began with different elements (`random`). It also has the loss
-of the first backward of the rank, if that was called on one (a stage of a pipeline may have none).
+relations/consistent/ranks/one_model.py compares them. A reading has the fingerprint of the parameter before the first
+update that finds it changed: the rate may be zero at first. Its context has the fingerprint before the first update
+(`first`), the norm of the first gradient, and whether the parameter began with different elements (`random`). It also
+has the loss of the first backward of the rank, if that was called on one (a stage of a pipeline may have none).
 """
 
 from __future__ import annotations
