@@ -112,7 +112,9 @@ class Budget:
 
     def took(self, stage: str, watched: bool, wall: float, ours: float) -> None:
         """Add a window's duration and our own share of it."""
-        costs = self._costs.setdefault(stage, Costs())
+        costs = self._costs.get(stage)
+        if costs is None:
+            costs = self._costs[stage] = Costs()
         if not watched:
             costs.unwatched(wall)
             self._unwatched += 1

@@ -54,8 +54,8 @@ class Sampling:
         self.budget = Budget(budget or None)
         self._interval = interval
         self._warm_up = warm_up
-        self._last = 0
         self._close_until = 0
+        self._close_steps = 0  # requested from the next step on
         self._lock = threading.Lock()
 
     @property
@@ -66,8 +66,22 @@ class Sampling:
     def watches(self, step: int) -> bool:
         """Whether the next step, `step`, is observed."""
         with self._lock:
-            self._last = step
+            if self._close_steps:
+                self._close_until = max(self._close_until, step - 1 + self._close_steps)
+                self._close_steps = 0
             return step <= max(self._warm_up, self._close_until) or in_sample(step, self.interval)
+
+    def quiet_steps(self, first: int, most: int) -> int:
+        """How many steps in a row from `first` on are not observed, at most `most`."""
+        with self._lock:
+            interval = self.interval
+            if interval <= 1 or self._close_steps or first <= max(self._warm_up, self._close_until):
+                return 0
+            limit = _WHOLE // interval
+            for burst in range(first // BURST, (first + most) // BURST + 1):
+                if burst * _GOLDEN % _WHOLE < limit:
+                    return min(most, max(0, burst * BURST - first))
+            return most
 
     def set(self, interval: int | None = None, budget: float | None = None) -> None:
         """Change the interval or the budget; a budget of 0 removes the limit."""
@@ -83,7 +97,7 @@ class Sampling:
         if steps < 1:
             raise BadOption("steps", steps, "a whole number, 1 or more")
         with self._lock:
-            self._close_until = max(self._close_until, self._last + steps)
+            self._close_steps = max(self._close_steps, steps)
 
     def took(self, stage: str, watched: bool, wall: float, ours: float) -> None:
         """Add a window's duration and our own share of it, in seconds."""
