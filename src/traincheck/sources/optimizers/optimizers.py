@@ -156,7 +156,9 @@ class OptimizerSource(RecorderListener):
             recorder.guarded(self.name, self._clear_ends),
             recorder.guarded(self.name, self._clear_failed),
         )
-        replace(undo, Optimizer, "zero_grad", lambda clear: observed(recorder.hooks.without_mode(clear)), only_watched=True)
+        replace(
+            undo, Optimizer, "zero_grad", lambda clear: observed(recorder.hooks.without_mode(clear)), only_watched=True
+        )
         return undo
 
     def _report_models_again(self) -> None:

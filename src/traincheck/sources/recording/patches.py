@@ -66,7 +66,8 @@ class PatchSuspension:
 
     def can_resume(self) -> bool:
         """See `Suspendable`."""
-        return all(vars(patch.holder).get(patch.attribute) is patch.original for patch in self._removed)
+        innermost = {(id(patch.holder), patch.attribute): patch for patch in self._removed}  # sources share attributes
+        return all(vars(patch.holder).get(patch.attribute) is patch.original for patch in innermost.values())
 
     def resume(self) -> None:
         """See `Suspendable`. A source that was detached meanwhile has dropped its patches."""

@@ -28,7 +28,6 @@ from traincheck.sources.recording.fault_guard import guard
 from traincheck.sources.recording.global_hooks import GlobalHooks
 from traincheck.sources.recording.listener import Listeners, RecorderListener
 from traincheck.sources.recording.overhead import Lap, OverheadMeter
-from traincheck.sources.recording.patches import PatchSuspension
 from traincheck.sources.recording.sampling_gate import SamplingGate
 from traincheck.sources.recording.step_tracker import Cut, StepTracker
 from traincheck.sources.recording.suppression import Suppression
@@ -83,7 +82,6 @@ class Recorder:
         self.suppression = Suppression(self.hooks, self.profiler)
         self.meter = meter or OverheadMeter()
         self.sampling_gate = SamplingGate(is_sampled)
-        self.sampling_gate.add_suspendable(PatchSuspension(self.hooks.patches))
         self.steps = StepTracker(self._cut, self._on_opening, self._on_change, self._on_update)
         self.counted = CountedSteps(self.steps, self.meter.clock, quiet_steps, self._on_change)
         self._step_seconds = math.inf  # of the latest window that was not watched
