@@ -24,8 +24,7 @@ from torch.compiler import is_compiling
 from torch.utils._device import DeviceContext
 
 from traincheck.sources.base import Source, replace
-from traincheck.sources.recording.patches import UndoStack
-from traincheck.sources.recording.patches import PatchSuspension
+from traincheck.sources.recording.patches import PatchSuspension, UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors import hashing
 from traincheck.vocab.demand import EVERYTHING, Demand

@@ -177,7 +177,7 @@ class LoaderWorkers:
         return undo
 
     def _patch_fetchers(self) -> None:
-        """Patch the fetchers of workers, not before the first worker: a loader without workers fetches with them, too."""
+        """Patch the fetchers before the first worker starts. Loaders without workers use them, too."""
         self._patched = True
         watching = wrapping(self._silenced(self._fetch_begins), self._silenced(self._fetch_ends), self._fetch_fails)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):

@@ -123,8 +123,9 @@ class LoaderSource:
         wrap(undo, DataLoader, "__iter__", self._iter_begins, self._iter_ends, self._iter_fails)
         wrap(undo, iterator, "__init__", self._epoch_begins, self._about_to_fork, _no_op, always=True)
         wrap(undo, iterator, "_reset", self._epoch_restarts, _no_op, _no_op, always=True)
-        parts = (self._next_begins, self._next_ends, self._next_fails)
-        fetching = wrapping(*(recorder.guarded(self.name, part, always=True) for part in parts))
+        parts: tuple[Callable[..., Any], ...] = (self._next_begins, self._next_ends, self._next_fails)
+        begins, ends, fails = (recorder.guarded(self.name, part, always=True) for part in parts)
+        fetching = wrapping(begins, ends, fails)
         replace(undo, iterator, "__next__", self._or_counted(fetching))
         if ORDER in self._results:
             wrap(undo, iterator, "_next_index", self._index_begins, self._index_ends, _no_op)

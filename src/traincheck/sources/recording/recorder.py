@@ -57,7 +57,8 @@ class Recorder:
     """Collects calls, changes and readings, and hands whole windows to `on_window`.
 
     `is_sampled` says whether a step is watched; the recorder calls it once for each step, in order, except for steps
-    that are only counted (see counted_steps.py, also for `quiet_steps`). `find_rank` returns the rank of this process whenever a window ends, for a process may learn its rank late.
+    that are only counted (see counted_steps.py, also for `quiet_steps`). `find_rank` returns the rank of this process
+    whenever a window ends, for a process may learn its rank late.
 
     All methods are cheap enough for the training loop, and any thread may call them. Nothing here raises into the
     program: a fault in a source disables that source, and `on_fault` reports it once.
@@ -337,9 +338,9 @@ class Recorder:
 
     def update_counts(self, optimizer: Any, name: str) -> None:
         """Only count the next updates of `optimizer`, whose update in an unwatched window ends, if that is possible."""
-        if not (self.watching or self.transfers.late or self._complete) and self.hooks.in_one_thread:
-            if not self.has_compiled_code and self.active:
-                self.counted.begin(optimizer, name, self._step_seconds)
+        unwatched = not (self.watching or self._complete or self.transfers.late)
+        if unwatched and self.active and self.hooks.in_one_thread and not self.has_compiled_code:
+            self.counted.begin(optimizer, name, self._step_seconds)
 
     def _hand_on(self, window: Window, end: int) -> None:
         """Hand a window on that ends at this position."""
