@@ -10,7 +10,7 @@ from torch import nn
 
 from loops import loader
 from observed_process import Seen, observing
-from traincheck.sources.recording import counted_steps
+from traincheck.sources.recording import sampling_gate
 
 STEPS = 48
 WATCHED = frozenset((1, 2, 3, 20, 21, 40, 41))
@@ -19,8 +19,8 @@ WATCHED = frozenset((1, 2, 3, 20, 21, 40, 41))
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, steps count as short."""
-    monkeypatch.setattr(counted_steps, "LONGEST", 1e3)
-    monkeypatch.setattr(counted_steps, "LONGEST_STEP", 1e3)
+    monkeypatch.setattr(sampling_gate, "LONGEST", 1e3)
+    monkeypatch.setattr(sampling_gate, "LONGEST_STEP", 1e3)
 
 
 def quiet(first: int, most: int) -> int:

@@ -21,7 +21,7 @@ from observed_process import observing
 from traincheck.checking.engine import Engine, demand_of
 from traincheck.invariants.book import read_book
 from traincheck.sources.functions import described_windows
-from traincheck.sources.recording import counted_steps
+from traincheck.sources.recording import sampling_gate
 from traincheck.sources.tensors import hashing
 from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 from traincheck.vocab.events import Window
@@ -77,7 +77,7 @@ KINDS: dict[str, tuple[Demand, Callable[[int], bool]]] = {
     "a rule": (OF_A_RULE, lambda step: True),
     "nothing": (NOTHING, lambda step: True),
     "not watched": (EVERYTHING, lambda step: step < STEPS.start - 2),
-    "counted": (EVERYTHING, lambda step: step < STEPS.start - 4),  # see counted_steps.py
+    "counted": (EVERYTHING, lambda step: step < STEPS.start - 4),  # see sampling_gate.py
 }
 
 
@@ -109,8 +109,8 @@ def test_a_step_calls_no_more_functions(kind: str, monkeypatch: pytest.MonkeyPat
     def before_step(step: int) -> None:
         sys.setprofile(counted.count if step in STEPS else None)
 
-    monkeypatch.setattr(counted_steps, "LONGEST", 1e3)  # however slow the machine is
-    monkeypatch.setattr(counted_steps, "LONGEST_STEP", 1e3)
+    monkeypatch.setattr(sampling_gate, "LONGEST", 1e3)  # however slow the machine is
+    monkeypatch.setattr(sampling_gate, "LONGEST_STEP", 1e3)
     before = sys.getprofile()
     try:
         train(*KINDS[kind], before_step, counts=kind == "counted")

@@ -245,7 +245,7 @@ class LoaderSource:
             epoch.order = order_of_indices(indices)
 
     def _or_counted(self, observed: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Let `observed` only count batches while steps are only counted, see counted_steps.py."""
+        """Let `observed` only count batches while steps are only counted, see sampling_gate.py."""
         counted, epochs = self._recorder.counted, self._epochs
         failed = self._recorder.guarded(self.name, self._counted_fails, always=True)
 

@@ -23,12 +23,11 @@ from traincheck.sources.recording.availability import SourceAvailability
 from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.call_stack import CallStack, ThreadState
 from traincheck.sources.recording.call_stack import OpenCall as OpenCall
-from traincheck.sources.recording.counted_steps import CountedSteps
 from traincheck.sources.recording.fault_guard import guard
 from traincheck.sources.recording.global_hooks import GlobalHooks
 from traincheck.sources.recording.listener import Listeners, RecorderListener
 from traincheck.sources.recording.overhead import Lap, OverheadMeter
-from traincheck.sources.recording.sampling_gate import SamplingGate
+from traincheck.sources.recording.sampling_gate import CountedSteps, SamplingGate
 from traincheck.sources.recording.step_tracker import Cut, StepTracker
 from traincheck.sources.recording.suppression import Suppression
 from traincheck.sources.recording.thread_profiler import ThreadProfiler
@@ -57,7 +56,7 @@ class Recorder:
     """Collects calls, changes and readings, and hands whole windows to `on_window`.
 
     `is_sampled` says whether a step is watched; the recorder calls it once for each step, in order, except for steps
-    that are only counted (see counted_steps.py, also for `quiet_steps`). `find_rank` returns the rank of this process
+    that are only counted (see sampling_gate.py, also for `quiet_steps`). `find_rank` returns the rank of this process
     whenever a window ends, for a process may learn its rank late.
 
     All methods are cheap enough for the training loop, and any thread may call them. Nothing here raises into the
