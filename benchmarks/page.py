@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import live_table, tables
-from benchmarks.overhead import device_table
+from benchmarks.overhead import budget_runs, device_table
 from benchmarks.overhead.step_times import ratio_text
 from benchmarks.ranks.simulated import LAYOUTS
 from benchmarks.soak import table as soak_table
@@ -243,7 +243,8 @@ def _table(cost: dict[str, Any]) -> str:
         if "unwatched_ratio" in workload
     ]
     sampled = SAMPLED + "".join(rows) if rows else ""
-    return "\n".join(lines) + "\n" + sampled + _operations(cost) + _where(cost)
+    budget = budget_runs.text(cost["workloads"])
+    return "\n".join(lines) + "\n" + sampled + budget + _operations(cost) + _where(cost)
 
 
 def _operations(cost: dict[str, Any]) -> str:

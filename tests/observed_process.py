@@ -76,6 +76,7 @@ def observing(
     *,
     freeze: bool = True,
     watches: Callable[[int], bool] = lambda step: True,
+    quiet_steps: Callable[[int, int], int] | None = None,
     versions: Versions | None = None,
     connect_marks: Connect | None = None,
 ) -> Iterator[Seen]:
@@ -93,6 +94,7 @@ def observing(
         seen.windows.append,
         lambda source, error: seen.faults.append((source, _without_context(error))),
         is_sampled=watches,
+        quiet_steps=quiet_steps,
     )
     seen.recorder = recorder
     seen.sources = build_all(

@@ -1,9 +1,12 @@
-"""python -m benchmarks.overhead [--rounds N] [--workload cnn] [--start-up | --device cuda]: ratios to plain runs.
+"""python -m benchmarks.overhead [--rounds N] [--workload cnn] [--start-up | --budget-only | --device cuda].
+
+It measures ratios to plain runs.
 
 Each round runs every mode once, so a slow phase of the machine affects all of them. The figure of a mode is the median
 over the rounds of its median step time, divided by that of the plain program in the same round. A second figure uses
 the mean step time, because some short steps carry the work of several. --start-up measures only the time that the
-commands add to a short program, see start_up.py. --device measures language models on an accelerator, see
+commands add to a short program, see start_up.py. --budget-only measures only whole runs with `--budget 1%`, see
+budget_runs.py; otherwise they follow the other modes. --device measures language models on an accelerator, see
 device_models.py.
 
 A ratio is worse if it is above the published one in every round. The command then ends with exit code 1, and publishes
@@ -25,6 +28,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.machine import machine
+from benchmarks.overhead.budget_runs import measure_budget
 from benchmarks.overhead.device_models import DEFAULT, DEVICE_WORKLOADS, Extent, measure_device
 from benchmarks.overhead.device_models import MODES as DEVICE_MODES
 from benchmarks.overhead.start_up import start_up
@@ -50,6 +54,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--workload", action="append", choices=(*WORKLOADS, *DEVICE_WORKLOADS))
     options.add_argument("--start-up", action="store_true", help="only what the commands add to a short program")
+    options.add_argument("--budget-only", action="store_true", help="only whole runs with --budget 1%%")
     options.add_argument("--start-rounds", type=int, default=15)
     options.add_argument("--device", help="measure language models on this device, such as cuda, and nothing else")
     options.add_argument("--mode", action="append", choices=DEVICE_MODES, help="with --device: only these modes")
@@ -71,12 +76,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         if not chosen.start_up:
             names = chosen.workload or WORKLOADS
-            measured = {name: measure(name, chosen.rounds, Path(scratch)) for name in names}
+            measure_one = measure_budget_only if chosen.budget_only else measure
+            measured = {name: measure_one(name, chosen.rounds, Path(scratch)) for name in names}
+            if chosen.budget_only:  # the other figures stay
+                measured = {name: {**published.get(name, {}), **result} for name, result in measured.items()}
             others = published if chosen.workload else {}  # they stay as they are
             results.update(rounds=chosen.rounds, workloads={**others, **measured})
-            Console().print(table(measured, published))
-            worse = worsened(measured, published)
-        if chosen.start_up or not chosen.workload:
+            if not chosen.budget_only:
+                Console().print(table(measured, published))
+                worse = worsened(measured, published)
+        if chosen.start_up or not (chosen.workload or chosen.budget_only):
             results["start_up"] = start_up(chosen.start_rounds, Path(scratch))
             print(f"start-up: {json.dumps(results['start_up'])}")
     for line in worse:
@@ -93,14 +102,7 @@ def main() -> int:
 def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
     """Ratios of the modes for one workload; the book of `run` is learned from two recorded runs of it."""
     script = HERE / "workloads" / f"{name}.py"
-    book = scratch / f"{name}.jsonl"
-    recorded = []
-    for number in range(2):
-        recorded.append(scratch / f"{name}-{number}")
-        timed([*TRAINCHECK, "collect", "-o", str(recorded[-1]), str(script)], scratch)
-    began = time.perf_counter()
-    run([*TRAINCHECK, "infer", *map(str, recorded), "-o", str(book)])
-    learned = round(time.perf_counter() - began, 2)
+    book, learned = learn(name, script, scratch)
     steps: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     spent: dict[str, dict[str, object]] = {}
     for number in range(rounds):
@@ -112,8 +114,9 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
             if mode in ("collect", "run") and not number:
                 spent[mode] = where(folder)
             shutil.rmtree(folder, ignore_errors=True) if number else None
+    plain_step = statistics.median(timing["median_step"] for timing in steps["plain"])
     return {
-        "plain_step_ms": round(statistics.median(timing["median_step"] for timing in steps["plain"]) * 1e3, 3),
+        "plain_step_ms": round(plain_step * 1e3, 3),
         **{f"{mode}_ratio": ratio_of(mode, steps, "median_step") for mode in MODES[1:5]},
         **{f"{mode}_mean_ratio": ratio_of(mode, steps, "mean_step") for mode in MODES[1:3]},
         "every_10_ratio": ratio_of("every 10", steps, "mean_step"),
@@ -123,7 +126,27 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
         "operations_bytes_per_step": bytes_per_step(scratch / f"{name}-operations-0", "operations"),
         "trace_bytes_later": bytes_later(scratch / f"{name}-run-0"),
         "infer_seconds": learned,
+        **measure_budget(name, script, book, rounds, plain_step, scratch),
     }
+
+
+def measure_budget_only(name: str, rounds: int, scratch: Path) -> dict[str, object]:
+    """The figures of whole runs with `--budget 1%` for one workload."""
+    script = HERE / "workloads" / f"{name}.py"
+    book, _ = learn(name, script, scratch)
+    plain_step = timed([sys.executable, str(script)], scratch)["median_step"]
+    return measure_budget(name, script, book, rounds, plain_step, scratch)
+
+
+def learn(name: str, script: Path, scratch: Path) -> tuple[Path, float]:
+    """A book from two recorded runs, and the seconds that learning it took."""
+    book, recorded = scratch / f"{name}.jsonl", []
+    for number in range(2):
+        recorded.append(scratch / f"{name}-{number}")
+        timed([*TRAINCHECK, "collect", "-o", str(recorded[-1]), str(script)], scratch)
+    began = time.perf_counter()
+    run([*TRAINCHECK, "infer", *map(str, recorded), "-o", str(book)])
+    return book, round(time.perf_counter() - began, 2)
 
 
 def command(mode: str, script: Path, book: Path, folder: Path) -> list[str]:

@@ -17,11 +17,11 @@ from traincheck.vocab.events import TRAIN
 TRAINCHECK = [sys.executable, "-m", "traincheck"]
 
 
-def timed(command: list[str], scratch: Path) -> dict[str, Any]:
+def timed(command: list[str], scratch: Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Median and mean step time (`median_step`, `mean_step`) and that of each step (`times`), in seconds, as the
     workload itself measured them."""
     out = scratch / "timing.json"
-    subprocess.run(command, check=True, env={**os.environ, "BENCH_OUT": str(out)}, capture_output=True)
+    subprocess.run(command, check=True, env={**environ, "BENCH_OUT": str(out)}, capture_output=True)
     result: dict[str, Any] = json.loads(out.read_text())
     return result
 

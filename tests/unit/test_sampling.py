@@ -138,6 +138,60 @@ def test_waiting_for_an_accelerator_is_not_all_overhead() -> None:
     assert budget.interval == 5
 
 
+def test_a_difference_that_the_meter_misses_counts() -> None:
+    """Observed steps are 50 ms longer, of which the meter sees 10."""
+    budget = Budget(0.01)
+    train(budget, 20, plain=0.1, ours=0.01)
+    assert budget.interval == 10
+    for number in range(60):
+        budget.took(TRAIN, False, 0.1 + number % 3 * 1e-4, 0.0)
+        budget.took(TRAIN, True, 0.15, 0.01)
+    assert 49 <= budget.interval <= 50
+
+
+def test_a_difference_within_the_noise_does_not_count() -> None:
+    budget = Budget(0.01)
+    for number in range(60):
+        budget.took(TRAIN, False, 0.08 + number % 5 * 0.01, 0.0)
+        budget.took(TRAIN, True, 0.112, 0.01)
+    assert budget.interval == 10
+
+
+def test_steps_after_a_gap_replace_the_first_steps() -> None:
+    budget = Budget(0.01)
+    train(budget, 20, plain=0.1, ours=0.01)
+    train(budget, 5, plain=0.1, ours=0.0, watched=False)
+    train(budget, 2, plain=0.1, ours=0.05)
+    assert budget.interval == 50
+
+
+@pytest.mark.parametrize("counted", [1, 50])
+def test_the_share_holds_with_the_first_steps(counted: int) -> None:
+    """2,000 steps of 1 ms, in which observing one takes 3 ms: the share is that of some six steps."""
+    sampling = Sampling(budget=0.01, warm_up=20)
+    watched, step = 0, 1
+    while step <= 8000:
+        observes = sampling.watches(step)
+        windows = 1 if observes else max(1, min(counted, sampling.quiet_steps(step, counted)))
+        sampling.took(TRAIN, observes, 0.001 + 0.003 * observes, 0.003 * observes, windows)
+        watched += observes
+        step += windows
+        if step <= 6000 - counted:
+            assert watched <= 22  # one of the steps before the widest interval is over
+    assert 22 < watched <= 8000 / 300 + 4
+
+
+def test_quiet_steps_are_not_observed() -> None:
+    sampling = Sampling(interval=50, warm_up=4)
+    for first in range(1, 2000):
+        quiet = sampling.quiet_steps(first, 30)
+        assert not any(map(sampling.watches, range(first, first + quiet)))
+        assert quiet == 30 or sampling.watches(first + quiet)
+    sampling.closer(2)
+    assert sampling.quiet_steps(2000, 30) == 0
+    assert sampling.watches(2000) and sampling.watches(2001)
+
+
 def test_evaluations_have_a_cost_of_their_own() -> None:
     budget = Budget(0.01)
     train(budget, 20, plain=0.1, ours=0.001)

@@ -11,9 +11,9 @@ model = nn.Sequential(
     nn.Linear(64, WIDTH), nn.LayerNorm(WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 10)
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 80)
 clock = Clock()
-for _ in range(80):
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, clock.steps(80))
+for _ in range(clock.steps(80)):
     optimizer.zero_grad()
     for _ in range(BATCHES):
         x, y = torch.randn(BATCH, 64), torch.randint(10, (BATCH,))

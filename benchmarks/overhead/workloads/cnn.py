@@ -27,7 +27,8 @@ model = nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 clock = Clock()
-for _ in range(4):
+steps = clock.steps(112)
+while len(clock.times) < steps:
     model.train()
     for x, y in loader:
         optimizer.zero_grad()
@@ -35,4 +36,6 @@ for _ in range(4):
         loss.backward()
         optimizer.step()
         clock.tick()
+        if len(clock.times) == steps:
+            break
 clock.write_times()

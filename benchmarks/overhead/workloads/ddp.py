@@ -24,7 +24,7 @@ def work(rank, port):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(rank)
     clock = Clock()
-    for _ in range(100):
+    for _ in range(clock.steps(100)):
         x, y = torch.randn(BATCH, 64), torch.randint(10, (BATCH,))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()

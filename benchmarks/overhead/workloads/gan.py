@@ -17,7 +17,7 @@ critic = nn.Sequential(
 of_generator = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
 of_critic = torch.optim.Adam(critic.parameters(), lr=2e-4, betas=(0.5, 0.999))
 clock = Clock()
-for _ in range(100):
+for _ in range(clock.steps(100)):
     real = torch.randn(BATCH, PIXELS).tanh()
     made = generator(torch.randn(BATCH, NOISE))
     of_critic.zero_grad()

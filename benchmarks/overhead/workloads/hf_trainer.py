@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         folder,
         per_device_train_batch_size=8,
-        max_steps=64,
+        max_steps=clock.steps(64),
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,

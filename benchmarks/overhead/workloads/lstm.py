@@ -14,7 +14,7 @@ model = nn.ModuleList((embedding, lstm, head))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 state = None
 clock = Clock()
-for _ in range(80):
+for _ in range(clock.steps(80)):
     characters = torch.randint(VOCABULARY, (BATCH, LENGTH + 1))
     hidden, state = lstm(embedding(characters[:, :-1]), state)
     state = tuple(part.detach() for part in state)

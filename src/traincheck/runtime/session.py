@@ -138,6 +138,7 @@ class Session:
             process=self._process,
             find_rank=self._find_rank,
             is_sampled=self._steps_to_watch(),
+            quiet_steps=self._quiet_steps(),
         )
         self._set_up_budget()
         self._before_update = self._make_before_update()
@@ -208,7 +209,7 @@ class Session:
     def _make_before_update(self) -> BeforeUpdate:
         """What runs before each update."""
         return BeforeUpdate(
-            step=lambda: self.recorder.steps.window_step,
+            step=lambda: self.recorder.steps.window_step + (self.recorder.counted.left > 0),
             snapshot=self._snapshot,
             on_stop=self._record_stop,
             callback=self.settings.callback if self.settings.on_violation == "callback" else "",
@@ -237,6 +238,12 @@ class Session:
 
         verified = VerifiedSteps(self.settings.verify_every)
         return lambda step: self.sampling.watches(step) or verified.includes(step)
+
+    def _quiet_steps(self) -> Callable[[int, int], int] | None:
+        """Return the function that says how many steps in a row are not watched; None if each step is needed."""
+        settings = self.settings
+        each = settings.verify_every or settings.last_step or settings.record == OPERATIONS
+        return None if each else self.sampling.quiet_steps
 
     def _rank_publisher(self, rules: Sequence[Invariant], keep: int) -> RankPublisher:
         """The publisher that sends what `rules` compare to other ranks, and keeps `keep` bytes of it in a file."""

@@ -45,7 +45,7 @@ class WindowListener(RecorderListener):
     def __init__(
         self,
         session: RunningSession,
-        measure: Callable[[str, bool, float, float], None],
+        measure: Callable[[str, bool, float, float, int], None],
         closed: Callable[[Cut], None],
         on_fault: OnFault,
     ) -> None:
@@ -56,7 +56,7 @@ class WindowListener(RecorderListener):
         self._failed = False
 
     def window_measured(self, stage: str, watched: bool, lap: Lap) -> None:
-        self._measure(stage, watched, lap.wall, lap.overhead)
+        self._measure(stage, watched, lap.wall, lap.overhead, lap.windows)
 
     def window_closed(self, cut: Cut) -> None:
         if self._session.running and not self._failed:

@@ -24,7 +24,7 @@ from torch.compiler import is_compiling
 from torch.utils._device import DeviceContext
 
 from traincheck.sources.base import Source, replace
-from traincheck.sources.recording.patches import UndoStack
+from traincheck.sources.recording.patches import PatchSuspension, UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors import hashing
 from traincheck.vocab.demand import EVERYTHING, Demand
@@ -65,6 +65,9 @@ class Attachment:
         self._undo = ExitStack()
         self.undo.callback(hashing.stop_threads)
         self.undo.callback(self._detach)
+        self._suspension = PatchSuspension(recorder.hooks.patches)
+        recorder.sampling_gate.add_suspendable(self._suspension)
+        self.undo.callback(recorder.sampling_gate.remove_suspendable, self._suspension)
         replace(self.undo.enter_context(UndoStack()), warnings, "_showwarnmsg", _with_places)
         for source in sources:
             reason = source.offers()
@@ -124,6 +127,8 @@ class Attachment:
             raise CannotReattach(
                 "the program trains in another thread than the one that imported torch", permanent=True
             )
+        if self._suspension.can_resume():
+            self._suspension.resume()
         name = self._recorder.hooks.overridden_patch()
         if name:
             raise CannotReattach(f"the program has replaced {name} meanwhile", permanent=True)

@@ -35,9 +35,12 @@ class Source(Protocol):
         """Start observing. Closing the returned stack ends it and leaves no trace."""
 
 
-def replace(undo: UndoStack, holder: Any, attribute: str, make: Callable[[Any], Any]) -> None:
+def replace(
+    undo: UndoStack, holder: Any, attribute: str, make: Callable[[Any], Any], *, only_watched: bool = False
+) -> None:
     """Replace `holder.attribute` by `make(original)` until `undo` is closed.
 
+    With `only_watched` the replacement is suspended between watched windows, see Note [Suspended between samples].
     Does nothing if the attribute is missing (another version of torch). If the program has replaced the attribute again
     by then, its replacement stays.
     """
@@ -46,11 +49,12 @@ def replace(undo: UndoStack, holder: Any, attribute: str, make: Callable[[Any], 
         return
     original = namespace[attribute]
     replacement = make(original)
-    _put(undo, holder, attribute, original, replacement)
+    _put(undo, Patch(holder, attribute, original, replacement, only_watched))
 
 
-def _put(undo: UndoStack, holder: Any, attribute: str, original: Any, replacement: Any) -> None:
-    undo.add_patch(Patch(holder, attribute, original, replacement))  # first, as an interrupt may follow
+def _put(undo: UndoStack, patch: Patch) -> None:
+    holder, attribute, original, replacement, _ = patch
+    undo.add_patch(patch)  # first, as an interrupt may follow
     _compile_as(undo, original, replacement)
     setattr(holder, attribute, replacement)
 
@@ -65,10 +69,12 @@ def _compile_as(undo: ExitStack, original: Any, replacement: Any) -> None:
         undo.callback(operators.pop, id(replacement), None)
 
 
-def replace_everywhere(undo: UndoStack, home: str, name: str, make: Callable[[Any], Any]) -> None:
+def replace_everywhere(
+    undo: UndoStack, home: str, name: str, make: Callable[[Any], Any], *, only_watched: bool = False
+) -> None:
     """Replace the function `home.name` in every loaded module of its package that holds it under this name.
 
-    Closing `undo` also restores it in modules that were loaded later.
+    `only_watched` as in `replace`. Closing `undo` also restores it in modules that were loaded later.
     """
     original = getattr(importlib.import_module(home), name, None)
     if original is None:
@@ -80,7 +86,7 @@ def replace_everywhere(undo: UndoStack, home: str, name: str, make: Callable[[An
     undo.everywhere.setdefault(package, {}).setdefault(name, []).append((original, replacement))
     for module, namespace in _loaded(package):
         if namespace.get(name) is original:
-            _put(undo, module, name, original, replacement)
+            _put(undo, Patch(module, name, original, replacement, only_watched))
 
 
 def _put_back_in_others(replaced: Mapping[str, Mapping[str, Sequence[tuple[Any, Any]]]]) -> None:
@@ -144,7 +150,14 @@ def wrapping(
     return decorate
 
 
-def around_block(undo: UndoStack, cls: type, entered: Callable[[Any], object], left: Callable[[Any], object]) -> None:
+def around_block(
+    undo: UndoStack,
+    cls: type,
+    entered: Callable[[Any], object],
+    left: Callable[[Any], object],
+    *,
+    only_watched: bool = False,
+) -> None:
     """Call `entered(manager)` after a block under a context manager of this class begins, and `left(manager)` before it
     ends.
 
@@ -175,5 +188,5 @@ def around_block(undo: UndoStack, cls: type, entered: Callable[[Any], object], l
 
         return leave
 
-    replace(undo, cls, "__enter__", around_enter)
-    replace(undo, cls, "__exit__", around_exit)
+    replace(undo, cls, "__enter__", around_enter, only_watched=only_watched)
+    replace(undo, cls, "__exit__", around_exit, only_watched=only_watched)

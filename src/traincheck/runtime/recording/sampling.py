@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 
 from traincheck.errors import BadOption
-from traincheck.runtime.recording.overhead_budget import Budget
+from traincheck.runtime.recording.overhead_budget import WIDEST, Budget
 from traincheck.vocab.events import EVAL, TRAIN
 
 WARM_UP = 20
@@ -54,8 +54,8 @@ class Sampling:
         self.budget = Budget(budget or None)
         self._interval = interval
         self._warm_up = warm_up
-        self._last = 0
         self._close_until = 0
+        self._close_steps = 0  # requested from the next step on
         self._lock = threading.Lock()
 
     @property
@@ -66,8 +66,26 @@ class Sampling:
     def watches(self, step: int) -> bool:
         """Whether the next step, `step`, is observed."""
         with self._lock:
-            self._last = step
-            return step <= max(self._warm_up, self._close_until) or in_sample(step, self.interval)
+            if self._close_steps:
+                self._close_until = max(self._close_until, step - 1 + self._close_steps)
+                self._close_steps = 0
+            return step <= max(self._warm_up, self._close_until) or in_sample(step, self._current_interval())
+
+    def quiet_steps(self, first: int, most: int) -> int:
+        """How many steps in a row from `first` on are not observed, at most `most`."""
+        with self._lock:
+            interval = self._current_interval()
+            if interval <= 1 or self._close_steps or first <= max(self._warm_up, self._close_until):
+                return 0
+            limit = _WHOLE // interval
+            for burst in range(first // BURST, (first + most) // BURST + 1):
+                if burst * _GOLDEN % _WHOLE < limit:
+                    return min(most, max(0, burst * BURST - first))
+            return most
+
+    def _current_interval(self) -> int:
+        """The interval that holds for the next step: the widest while the budget is spent."""
+        return WIDEST if self.budget.is_spent and self.interval > 1 else self.interval
 
     def set(self, interval: int | None = None, budget: float | None = None) -> None:
         """Change the interval or the budget; a budget of 0 removes the limit."""
@@ -83,13 +101,13 @@ class Sampling:
         if steps < 1:
             raise BadOption("steps", steps, "a whole number, 1 or more")
         with self._lock:
-            self._close_until = max(self._close_until, self._last + steps)
+            self._close_steps = max(self._close_steps, steps)
 
-    def took(self, stage: str, watched: bool, wall: float, ours: float) -> None:
-        """Add a window's duration and our own share of it, in seconds."""
+    def took(self, stage: str, watched: bool, wall: float, ours: float, windows: int = 1) -> None:
+        """Add a window's duration and our own share of it, in seconds: the means of so many windows."""
         if stage in (TRAIN, EVAL):
             with self._lock:
-                self.budget.took(stage, watched, wall, ours)
+                self.budget.took(stage, watched, wall, ours, windows)
 
 
 def _check(interval: int | None, budget: float | None) -> None:

@@ -173,12 +173,15 @@ class LoaderWorkers:
         self._recorder = recorder
         self._states = tuple(state for state in STATES if demand.takes_reading(KIND, f"random.{state}"))
         recorder.on_detach(undo, self._close_pipe)
-        if not self._states:
-            return undo
+        self._undo, self._patched = undo, False
+        return undo
+
+    def _patch_fetchers(self) -> None:
+        """Patch the fetchers before the first worker starts. Loaders without workers use them, too."""
+        self._patched = True
         watching = wrapping(self._silenced(self._fetch_begins), self._silenced(self._fetch_ends), self._fetch_fails)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            replace(undo, fetcher, "fetch", watching)
-        return undo
+            replace(self._undo, fetcher, "fetch", watching)
 
     # -- in the main process ---------------------------------------------------------------------------------------
 
@@ -193,6 +196,8 @@ class LoaderWorkers:
             return None
         if self._pipe is None:
             self._pipe = Pipe()
+        if not self._patched:
+            self._patch_fetchers()
         self._me.iterator = iterator
         rounds = self._rounds[iterator] = Rounds(iterator, workers, epoch_index)
         return rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -122,7 +123,10 @@ class LoaderSource:
         wrap(undo, DataLoader, "__iter__", self._iter_begins, self._iter_ends, self._iter_fails)
         wrap(undo, iterator, "__init__", self._epoch_begins, self._about_to_fork, _no_op, always=True)
         wrap(undo, iterator, "_reset", self._epoch_restarts, _no_op, _no_op, always=True)
-        wrap(undo, iterator, "__next__", self._next_begins, self._next_ends, self._next_fails, always=True)
+        parts: tuple[Callable[..., Any], ...] = (self._next_begins, self._next_ends, self._next_fails)
+        begins, ends, fails = (recorder.guarded(self.name, part, always=True) for part in parts)
+        fetching = wrapping(begins, ends, fails)
+        replace(undo, iterator, "__next__", self._or_counted(fetching))
         if ORDER in self._results:
             wrap(undo, iterator, "_next_index", self._index_begins, self._index_ends, _no_op)
         recorder.after_gap(self.name, self._forget, undo=undo)
@@ -141,7 +145,7 @@ class LoaderSource:
         always: bool = False,
     ) -> None:
         guarded = [self._recorder.guarded(self.name, function, always=always) for function in (begins, ends, fails)]
-        replace(undo, holder, method, wrapping(*guarded))
+        replace(undo, holder, method, wrapping(*guarded), only_watched=not always)
 
     def _forget(self) -> None:
         self._opened = _Opened()
@@ -175,6 +179,8 @@ class LoaderSource:
     def _epoch_begins(self, iterator: Any, loader: Any) -> tuple[Any, LoaderEpoch] | None:
         """Note that an iterator is being built. (`DataLoader.__iter__` is not the only builder: a subclass may do
         it.)"""
+        if self._recorder.counted.left:
+            self._recorder.counted.end()
         receiver = self._name(loader)
         self._leave_other_epochs(receiver)
         self._on_epoch(loader)
@@ -195,6 +201,8 @@ class LoaderSource:
 
     def _epoch_restarts(self, iterator: Any, loader: Any = None, first_iter: bool = False) -> None:
         """Note that an iterator begins another epoch (or, during its construction, its first)."""
+        if self._recorder.counted.left:
+            self._recorder.counted.end()
         epoch = self._epoch_of(iterator)
         if loader is None or epoch is None or first_iter:
             return
@@ -236,6 +244,40 @@ class LoaderSource:
         if epoch.order is None:
             epoch.order = order_of_indices(indices)
 
+    def _or_counted(self, observed: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Let `observed` only count batches while steps are only counted, see sampling_gate.py."""
+        counted, epochs = self._recorder.counted, self._epochs
+        failed = self._recorder.guarded(self.name, self._counted_fails, always=True)
+
+        def decorate(function: Any) -> Any:
+            replacement = observed(function)
+
+            @functools.wraps(function)
+            def wrapper(iterator: Any) -> Any:
+                entry = epochs.get(id(iterator)) if counted.left else None
+                if entry is None or entry[0]() is not iterator or entry[1].rounds is not None:
+                    return replacement(iterator)
+                try:
+                    batch = function(iterator)
+                except BaseException:
+                    failed(entry[1])
+                    raise
+                entry[1].batches += 1
+                return batch
+
+            return wrapper
+
+        return decorate
+
+    def _counted_fails(self, epoch: LoaderEpoch) -> None:
+        """Report a fetch that raised, as if it had been reported from its beginning on."""
+        recorder = self._recorder
+        began = recorder.next_seq()
+        if recorder.counted.left:
+            recorder.counted.end()
+        recorder.steps.fetch_begins(began)
+        self._next_fails(_Fetch(began, None, epoch, None, watched=False))
+
     def _next_begins(self, iterator: Any) -> _Fetch:
         recorder = self._recorder
         began = recorder.next_seq()
@@ -255,8 +297,9 @@ class LoaderSource:
         return _Fetch(began, call, epoch, outer)
 
     def _next_ends(self, fetch: _Fetch, batch: Any) -> None:
-        epoch, call = fetch.epoch, fetch.call
-        self._fetched(fetch)
+        recorder, epoch, call = self._recorder, fetch.epoch, fetch.call
+        if fetch.watched or epoch.rounds is not None:
+            self._fetched(fetch)
         epoch.batches += 1
         if call is not None and epoch.batches == 1 and epoch.order is None and ORDER in self._results:
             epoch.order = order_of_batch(batch)
@@ -267,9 +310,10 @@ class LoaderSource:
             if self._tensors:
                 self._record_batch(call, batch)
             self._record_workers(epoch, call.seq)
-            self._recorder.leave(call, _FETCHED[epoch.from_start and epoch.batches == 1])
-        self._recorder.steps.fetch_ends(fetch.began)
-        self._recorder.between_calls()
+            recorder.leave(call, _FETCHED[epoch.from_start and epoch.batches == 1])
+        recorder.steps.fetch_ends(fetch.began)
+        if recorder.watching:
+            recorder.between_calls()
 
     def _next_fails(self, fetch: _Fetch) -> None:
         recorder, call, epoch = self._recorder, fetch.call, fetch.epoch

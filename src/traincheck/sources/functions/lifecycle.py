@@ -134,7 +134,7 @@ class LifecycleSource(RecorderListener):
                 recorder.autocast_changed(entered=False)
 
         guarded = functools.partial(recorder.guarded, self.name, always=reports)
-        around_block(undo, cls, guarded(entered), guarded(left))
+        around_block(undo, cls, guarded(entered), guarded(left), only_watched=not reports)
 
     # -- schedulers ------------------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class TorchFunctionSource:
             self._describe(mode, recorder, undo, on=describes)
             mode.records = records
             self._find_aliased(mode, recorder, on=demand.takes_reading(MODEL, OWN_WEIGHTS))
-            replace_everywhere(undo, *ENGINE, lambda function: _with_mode_on(mode, function))
+            replace_everywhere(undo, *ENGINE, lambda function: _with_mode_on(mode, function), only_watched=True)
             fast_paths.preserve(undo, mode)
             recorder.on_detach(undo, self._leave)
         else:

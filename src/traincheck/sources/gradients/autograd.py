@@ -109,16 +109,12 @@ class AutogradSource:
         if self._autocast is None and demand.takes_reading(AUTOCAST, IDLE_REGION) and IS_NUMBERED:
             self._autocast = IdleAutocast(recorder)
             recorder.add_listener(self._autocast)
-        replace(
-            undo,
-            torch.autograd,
-            "backward",
-            wrapping(
-                guarded(self.name, self._begins, always=True),
-                self._before_update(guarded(self.name, self._ends, always=True)),
-                guarded(self.name, self._failed),
-            ),
+        observed = wrapping(
+            guarded(self.name, self._begins, always=True),
+            self._before_update(guarded(self.name, self._ends, always=True)),
+            guarded(self.name, self._failed),
         )
+        replace(undo, torch.autograd, "backward", recorder.counted.unless_counting(observed))
         if demand.records_call(GRAD):
             replace(
                 undo,
@@ -150,7 +146,8 @@ class AutogradSource:
             return None  # torch calls the modes of the program first, and they call the function again
         if recorder.transfers.late:
             recorder.finish_late_window()
-        recorder.between_calls()
+        if recorder.watching:
+            recorder.between_calls()
         recorder.steps.backward(recorder.next_seq())
         self._gradients.backward_begins()
         if not self._calls or not recorder.watching:

@@ -99,7 +99,7 @@ class ModelCopies(RecorderListener):
     # -- the trained model -----------------------------------------------------------------------------------------
 
     def optimizer_stepped(self) -> None:
-        self._updates += 1
+        self._updates = self._recorder.steps.updates_made
         if self._demanded:
             self._note_update()
 

@@ -242,6 +242,11 @@ class ModuleCalls(RecorderListener):
     def forward_awaited(self) -> None:
         """Wait for the next outermost module if its call can begin a step."""
         recorder = self._recorder
+        if recorder.counted.left:  # no call is reported
+            if self._listening and self._waits is not None:
+                recorder.hooks.suspend_hook(self._waits)
+                self._listening = False
+            return
         if not self._off or self._listening or not recorder.active or not recorder.steps.awaits_forward:
             return
         hooks = recorder.hooks
@@ -261,9 +266,9 @@ class ModuleCalls(RecorderListener):
             return
         if in_a_call():
             return
-        self._outermost_begins(module, args, self._nests(module))
+        self._outermost_begins(module, args, 1)
         if self._off:
-            self._let_pass()
+            self._passed(everywhere=False)
             if not self._recorder.steps.undecided and self._waits is not None:
                 self._recorder.hooks.suspend_hook(self._waits)
                 self._listening = False

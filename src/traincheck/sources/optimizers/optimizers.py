@@ -130,12 +130,21 @@ class OptimizerSource(RecorderListener):
         begin = recorder.guarded(self.name, self._step_begins, always=True)
         end = recorder.guarded(self.name, self._step_ends, always=True)
 
+        counted = recorder.counted
+
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             self._may_step()
-            begin(optimizer, args, kwargs)
+            if not (counted.left and counted.optimizer() is optimizer):
+                begin(optimizer, args, kwargs)
+
+        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if counted.left and counted.optimizer() is optimizer:
+                counted.count()
+            else:
+                end(optimizer, args, kwargs)
 
         recorder.hooks.add(undo, register_optimizer_step_pre_hook(before_step), begin)
-        recorder.hooks.add(undo, register_optimizer_step_post_hook(end), end)
+        recorder.hooks.add(undo, register_optimizer_step_post_hook(after_step), end)
         built = recorder.guarded(self.name, self._built, always=True)
         replace(undo, Optimizer, "__init__", wrapping(lambda me, *a, **k: me, lambda me, _: built(me), lambda me: None))
         self._reports_reused = demand.takes_reading(OPTIMIZER, REUSED)
@@ -147,7 +156,9 @@ class OptimizerSource(RecorderListener):
             recorder.guarded(self.name, self._clear_ends),
             recorder.guarded(self.name, self._clear_failed),
         )
-        replace(undo, Optimizer, "zero_grad", lambda clear: observed(recorder.hooks.without_mode(clear)))
+        replace(
+            undo, Optimizer, "zero_grad", lambda clear: observed(recorder.hooks.without_mode(clear)), only_watched=True
+        )
         return undo
 
     def _report_models_again(self) -> None:
@@ -238,14 +249,13 @@ class OptimizerSource(RecorderListener):
         if recorder.transfers.late:
             recorder.finish_late_window()
         name = catalog.add_optimizer(optimizer)
-        call_levels = levels(type(optimizer), "step", Optimizer)
         if self._open and self._open[-1].optimizer == name and self._runs(self._open[-1]):
             return  # a subclass's `step` that calls its base method
         opened: list[RunningUpdate] = []
         recorder.steps.update_begins(name, recorder.next_seq(), lambda: any(map(self._runs, opened)))
         closure = recorder.watching and closure_of(args, kwargs) is not None
         records = recorder.watching and self._records_steps
-        recorded = self._record_begin(optimizer, name, call_levels, closure=closure) if records else (None, None)
+        recorded = self._record_begin(optimizer, name, closure=closure) if records else (None, None)
         # Operations inside an optimizer of torch are not recorded, but a closure runs code of the program.
         suppressed = recorder.watching and is_torch_optimizer(optimizer) and not closure
         opened.append(RunningUpdate(recorded[0], name, recorded[1], hooked_frame(), threading.get_ident(), suppressed))
@@ -253,11 +263,10 @@ class OptimizerSource(RecorderListener):
         if suppressed:
             recorder.suppression.begin()
 
-    def _record_begin(
-        self, optimizer: Any, name: str, call_levels: tuple[str, ...], *, closure: bool
-    ) -> tuple[OpenCall, StateBeforeStep]:
+    def _record_begin(self, optimizer: Any, name: str, *, closure: bool) -> tuple[OpenCall, StateBeforeStep]:
         """Read parameters, gradients and state before a step."""
         recorder, catalog = self._recorder, self._catalog
+        call_levels = levels(type(optimizer), "step", Optimizer)
         with hidden_from_modes():
             catalog.refresh_holders()
             free = self._gradients.may_read
@@ -349,6 +358,8 @@ class OptimizerSource(RecorderListener):
         self._gradients.step_ends(name)
         if call is not None:
             self._recorder.leave(call)
+        if not self._recorder.watching and is_torch_optimizer(optimizer):
+            self._recorder.update_counts(optimizer, name)
         self._recorder.steps.update_ends(name)
 
     def _record_end(self, call: OpenCall, name: str, before: StateBeforeStep, optimizer: Any) -> None:

@@ -135,13 +135,11 @@ def is_torch_optimizer(optimizer: Any) -> bool:
 def hooked_frame() -> FrameType:
     """The frame that called the step hook: that of `step` itself."""
     frame = sys._getframe(1)
-    while (_is_ours(frame) or frame.f_code.co_name == "<listcomp>") and frame.f_back is not None:
+    while frame.f_back is not None and (
+        frame.f_code.co_name == "<listcomp>" or str(frame.f_globals.get("__name__", "")).startswith("traincheck.")
+    ):
         frame = frame.f_back
     return frame
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("traincheck.")
 
 
 def _is_on_stack(target: FrameType) -> bool:

@@ -44,7 +44,7 @@ def guard(
             return None
         if not recorder.active or source in disabled or thread.suspended:
             return None
-        paused = profiler.callback is not None and not profiler.paused and profiler.pause()
+        paused = profiler.callback is not None and not (profiler.paused or profiler.suspended) and profiler.pause()
         start = clock()
         outer, meter.inside = meter.inside, 0.0
         try:

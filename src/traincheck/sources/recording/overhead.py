@@ -10,10 +10,11 @@ from traincheck.sources.tensors import hashing
 
 
 class Lap(NamedTuple):
-    """Seconds from one cut to the next, and how many of them TrainCheck took."""
+    """Seconds of a window, and how many of them TrainCheck took; the mean of so many `windows`."""
 
     wall: float
     overhead: float
+    windows: int = 1
 
 
 class OverheadMeter:
@@ -45,9 +46,9 @@ class OverheadMeter:
         """The bytes hashed so far and the seconds that took, as fields of a `ProcessNote`."""
         return {"hashed": hashing.totals.size, "hashing": hashing.totals.seconds}
 
-    def lap(self) -> Lap:
-        """The time since the last lap."""
+    def lap(self, windows: int = 1) -> Lap:
+        """The time since the last lap, in which so many windows were closed."""
         now, total = self.clock(), self.total
-        lap = Lap(now - self._last_time, total - self._last_total)
+        lap = Lap((now - self._last_time) / windows, (total - self._last_total) / windows, windows)
         self._last_time, self._last_total = now, total
         return lap

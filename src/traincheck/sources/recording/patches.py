@@ -23,12 +23,13 @@ else:
 
 
 class Patch(NamedTuple):
-    """A replacement of `holder.attribute`."""
+    """A replacement of `holder.attribute`. One that is `only_watched` does nothing in windows that are not watched."""
 
     holder: Any
     attribute: str
     original: Any
     replacement: Any
+    only_watched: bool = False
 
     @property
     def is_current(self) -> bool:
@@ -42,6 +43,39 @@ class Patch(NamedTuple):
     def reapply(self) -> None:
         """Undo `remove`."""
         _swap(self.holder, self.attribute, self.original, self.replacement)
+
+
+class PatchSuspension:
+    """Removes patches that are `only_watched` between watched windows, see `Suspendable`.
+
+    `patches` are those of all sources. A program may patch an attribute while ours is removed. TrainCheck cannot
+    resume then, because a window without the patch would look like a program that makes fewer calls.
+    """
+
+    def __init__(self, patches: list[list[Patch]]) -> None:
+        self._patches = patches
+        self._removed: list[Patch] = []
+        self._suspended = False
+
+    def suspend(self) -> None:
+        """See `Suspendable`."""
+        if not self._suspended:
+            self._suspended = True
+            selected = [patch for of_source in self._patches for patch in of_source if patch.only_watched]
+            self._removed = [patch for patch in reversed(selected) if patch.remove()]
+
+    def can_resume(self) -> bool:
+        """See `Suspendable`."""
+        innermost = {(id(patch.holder), patch.attribute): patch for patch in self._removed}  # sources share attributes
+        return all(vars(patch.holder).get(patch.attribute) is patch.original for patch in innermost.values())
+
+    def resume(self) -> None:
+        """See `Suspendable`. A source that was detached meanwhile has dropped its patches."""
+        self._suspended = False
+        while self._removed:
+            patch = self._removed.pop()
+            if any(other is patch for of_source in self._patches for other in of_source):
+                patch.reapply()
 
 
 def _swap(holder: Any, attribute: str, current: Any, new: Any) -> bool:

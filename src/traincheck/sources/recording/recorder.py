@@ -12,6 +12,7 @@ state that they follow, and report again the values that they report once.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,8 +26,8 @@ from traincheck.sources.recording.call_stack import OpenCall as OpenCall
 from traincheck.sources.recording.fault_guard import guard
 from traincheck.sources.recording.global_hooks import GlobalHooks
 from traincheck.sources.recording.listener import Listeners, RecorderListener
-from traincheck.sources.recording.overhead import OverheadMeter
-from traincheck.sources.recording.sampling_gate import SamplingGate
+from traincheck.sources.recording.overhead import Lap, OverheadMeter
+from traincheck.sources.recording.sampling_gate import CountedSteps, SamplingGate
 from traincheck.sources.recording.step_tracker import Cut, StepTracker
 from traincheck.sources.recording.suppression import Suppression
 from traincheck.sources.recording.thread_profiler import ThreadProfiler
@@ -54,8 +55,9 @@ class _LateWindow(NamedTuple):
 class Recorder:
     """Collects calls, changes and readings, and hands whole windows to `on_window`.
 
-    `is_sampled` says whether a step is watched; the recorder calls it once for each step, in order. `find_rank` returns
-    the rank of this process whenever a window ends, for a process may learn its rank late.
+    `is_sampled` says whether a step is watched; the recorder calls it once for each step, in order, except for steps
+    that are only counted (see sampling_gate.py, also for `quiet_steps`). `find_rank` returns the rank of this process
+    whenever a window ends, for a process may learn its rank late.
 
     All methods are cheap enough for the training loop, and any thread may call them. Nothing here raises into the
     program: a fault in a source disables that source, and `on_fault` reports it once.
@@ -70,6 +72,7 @@ class Recorder:
         process: int = 0,
         find_rank: Callable[[], int] = lambda: 0,
         is_sampled: Callable[[int], bool] = lambda step: True,
+        quiet_steps: Callable[[int, int], int] | None = None,
         meter: OverheadMeter | None = None,
     ) -> None:
         self.sites = sites
@@ -80,6 +83,8 @@ class Recorder:
         self.meter = meter or OverheadMeter()
         self.sampling_gate = SamplingGate(is_sampled)
         self.steps = StepTracker(self._cut, self._on_opening, self._on_change, self._on_update)
+        self.counted = CountedSteps(self.steps, self.meter.clock, quiet_steps, self._on_change)
+        self._step_seconds = math.inf  # of the latest window that was not watched
         self.availability = SourceAvailability()
         self.active = True
         self.watching = True  # whether events are taken now
@@ -273,6 +278,8 @@ class Recorder:
         thread = threading.get_ident()
         if self._closing_thread == thread:
             return  # a signal handler trains while this runs; its events go into the next window
+        if self.counted.left:
+            self.counted.end()
         try:
             self._closing_thread = thread
             self._close(cut)
@@ -305,7 +312,7 @@ class Recorder:
                 window = replace(window, readings=(*disabled, *window.readings))
             self.window_index += 1 + unseen
             self._unseen_training = -1 if unseen else self._unseen_training
-        lap = self.meter.lap()
+        lap = self._lap(complete)
         for window_measured in self._listeners.window_measured:
             window_measured(cut.stage, complete, lap)
         self._begin_window(cut.seq)
@@ -319,6 +326,20 @@ class Recorder:
             self._hand_on(window, cut.seq)
         for window_closed in self._listeners.window_closed:
             window_closed(cut)
+
+    def _lap(self, watched: bool) -> Lap:
+        """The time of the window that closes, the mean with the windows that were only counted before it."""
+        windows, self.counted.windows = 1 + self.counted.windows, 0
+        self.window_index += windows - 1
+        lap = self.meter.lap(windows)
+        self._step_seconds = math.inf if watched else lap.wall
+        return lap
+
+    def update_counts(self, optimizer: Any, name: str) -> None:
+        """Only count the next updates of `optimizer`, whose update in an unwatched window ends, if that is possible."""
+        unwatched = not (self.watching or self._complete or self.transfers.late)
+        if unwatched and self.active and self.hooks.in_one_thread and not self.has_compiled_code:
+            self.counted.begin(optimizer, name, self._step_seconds)
 
     def _hand_on(self, window: Window, end: int) -> None:
         """Hand a window on that ends at this position."""

@@ -80,7 +80,7 @@ class StepTracker:
         self._on_opening = on_opening
         self._on_change = on_change  # `awaits_forward` may have become True
         self._on_update = on_update  # an optimizer has updated parameters, and `awaits_forward` may have become True
-        self._last_steps: dict[str, int] = {}  # optimizer -> step of its last update (or of its construction)
+        self.last_steps: dict[str, int] = {}  # optimizer -> step of its last update (or of its construction)
         self._manual_models: set[str] = set()  # models that the program updates without an optimizer
         self.optimizers: set[str] = set()  # optimizers that exist
         self._check: Callable[[bool], object] | None = None  # see `check_before_activity`
@@ -153,19 +153,19 @@ class StepTracker:
             self._close(self._next_start if self._next_start >= 0 else seq, TRAIN)
         elif not self.updates_made and not self.backwards and not self._steps_named and not self._stage_named:
             self._return_to_setup(seq)
-        self._last_steps[name] = self.step
+        self.last_steps[name] = self.step
         self.optimizers.add(name)
         while self._manual_models:  # from now on only optimizers make steps
-            self._last_steps.pop(self._manual_models.pop(), None)
+            self.last_steps.pop(self._manual_models.pop(), None)
 
     def optimizer_gone(self, name: str) -> None:
         """An optimizer was deleted; steps no longer wait for it."""
-        self._last_steps.pop(name, None)
+        self.last_steps.pop(name, None)
         self.optimizers.discard(name)
 
     def fetch_begins(self, seq: int) -> None:
         """A batch is about to be fetched; computations of the data set belong to the fetch."""
-        if self._open_fetch < 0 and not self._is_updating():
+        if self._open_fetch < 0 and not (self.updates and self._is_updating()):
             if self._check is not None:
                 self._check(False)
             self._open_fetch = seq
@@ -177,14 +177,15 @@ class StepTracker:
 
         Does nothing for a fetch inside an update (another thread reads the loader) or inside another fetch.
         """
-        if self.fetch_failed(began):
+        if self._open_fetch == began:
+            self._open_fetch = -1
             seq = began if exhausted_at < 0 else exhausted_at
             self.fetches += 1
             self.passes_ended += exhausted_at >= 0
-            self._activity_begins(seq)
+            if self._stepped:
+                self._activity_begins(seq)
             if self._fetch_start < 0:
                 self._fetch_start = seq
-            self._on_change()
 
     def fetch_failed(self, began: int) -> bool:
         """The fetch that began at `began` raised; whether it was the outermost fetch."""
@@ -200,18 +201,20 @@ class StepTracker:
     def forward(self, seq: int, training: bool, grad: bool) -> None:
         """An outermost module is about to be called."""
         self.forwards += 1
-        if self._is_updating():
+        if self.updates and self._is_updating():
             return
         if self._check is not None:
             self._check(True)
-        seq = self._activity_start(seq)
-        self._activity_begins(seq)
+        seq = self._open_fetch if self._open_fetch >= 0 else seq
+        if self._stepped:
+            self._activity_begins(seq)
         begin = self._fetch_start if self._fetch_start >= 0 else seq
         self._fetch_start = -1
         if self._stage_named:
             return
         if grad and training:
-            self._train_from(begin)
+            if self._stage != TRAIN:
+                self._train_from(begin)
         elif grad:
             self._undecided_forward = begin if self._undecided_forward < 0 else self._undecided_forward
         elif not training:
@@ -227,38 +230,53 @@ class StepTracker:
     def backward(self, seq: int) -> None:
         """A backward is about to run."""
         self.backwards += 1
-        if self._is_updating():
+        if self.updates and self._is_updating():
             return
         if self._check is not None:
             self._check(True)
-        seq = self._activity_start(seq)
-        self._activity_begins(seq)
+        seq = self._open_fetch if self._open_fetch >= 0 else seq
+        if self._stepped:
+            self._activity_begins(seq)
         if self._stage in (SETUP, EVAL):
             self._train_from(self._undecided_forward if self._undecided_forward >= 0 else seq)
         else:
             self._undecided_forward = -1
-            self._train_from(seq)
+            if self._stage != TRAIN:
+                self._train_from(seq)
 
     def update_begins(self, name: str, seq: int, runs: Callable[[], bool] = lambda: True) -> None:
         """The optimizer `name` is about to update parameters; `runs` returns False once the update has raised."""
-        inside = self._is_updating()
+        inside = bool(self.updates) and self._is_updating()
         self.updates.append(runs)
         self.optimizers.add(name)
         if inside:  # part of the step of another optimizer, for which steps wait
-            self._last_steps.pop(name, None)
+            self.last_steps.pop(name, None)
             return
         if name in self._stepped and not self._steps_named:
             self._close(self._next_start if self._next_start >= 0 else seq, TRAIN)
-        self._train_from(self._fetch_start if self._fetch_start >= 0 else seq)
+        if self._stage != TRAIN:
+            self._train_from(self._fetch_start if self._fetch_start >= 0 else seq)
 
     def update_ends(self, name: str) -> None:
         """The update ended (or a gradient scaler skipped it)."""
-        if not self.update_failed():
+        if len(self.updates) == 1:  # the update itself; no update is around it
+            self.updates.clear()
+        if not (self.updates and self.update_failed()):
             self.updates_made += 1
             self._stepped.add(name)
-            self._last_steps[name] = self.step
+            self.last_steps[name] = self.step
             self._next_start = self._fetch_start = self._open_fetch = -1
             self._on_update()
+
+    def has_only(self, optimizer: str) -> bool:
+        """Whether each update of `optimizer` is a step: no other optimizer is in use, and nothing else ends steps."""
+        return (
+            self.last_steps.keys() == {optimizer}
+            and self._stage == TRAIN
+            and self._check is None
+            and not (self._steps_named or self._stage_named or self._manual_models)
+            and len(self.updates) <= 1
+        )
 
     def manual_update(self, names: Collection[str], seq: int) -> None:
         """The program has updated the parameters of the models `names` without an optimizer, at `seq`."""
@@ -268,7 +286,7 @@ class StepTracker:
         self.updates_made += 1
         self._manual_models.update(names)
         self._stepped.update(names)
-        self._last_steps.update(dict.fromkeys(names, self.step))
+        self.last_steps.update(dict.fromkeys(names, self.step))
         self._next_start = self._fetch_start = self._open_fetch = -1
         self._on_change()
 
@@ -296,7 +314,7 @@ class StepTracker:
         if missed and self._stage in (SETUP, EVAL):
             self._close(seq, self._stage)
         self.step += missed
-        self._last_steps = {name: step + missed for name, step in self._last_steps.items()}
+        self.last_steps = {name: step + missed for name, step in self.last_steps.items()}
         self._on_change()
 
     def stage_begins(self, stage: str, seq: int) -> None:
@@ -360,8 +378,8 @@ class StepTracker:
         """Whether every active optimizer has stepped in this window."""
         if not self._stepped or self._steps_named:
             return False
-        return all(
-            name in self._stepped for name, step in list(self._last_steps.items()) if self.step - step <= ACTIVE_STEPS
+        return self.last_steps.keys() <= self._stepped or all(
+            name in self._stepped for name, step in list(self.last_steps.items()) if self.step - step <= ACTIVE_STEPS
         )
 
     def _is_updating(self) -> bool:
