@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import grad
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import DataLoader, TensorDataset
@@ -257,6 +258,28 @@ def a_layer_uses_its_bias() -> None:
     trained(WithWrappedLayer("all"))
 
 
+def score_is_matched(score: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+    """The model is an energy, and the loss compares its derivative, which does not depend on the last bias."""
+    energy = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(energy.parameters(), lr=0.01)
+    for _ in range(6):
+        optimizer.zero_grad()
+        (score(energy, torch.randn(9, 6)) + 1).square().mean().backward()
+        optimizer.step()
+
+
+def an_energy_is_differentiated() -> None:
+    def score(energy: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        (derivative,) = grad(energy(x.requires_grad_()).sum(), x, create_graph=True)
+        return derivative
+
+    score_is_matched(score)
+
+
+def an_energy_has_a_slope() -> None:
+    score_is_matched(lambda energy, x: torch.func.jvp(energy, (x,), (torch.ones_like(x),))[1])
+
+
 def a_function_returns_all_gradients() -> None:
     trained(WithFunction(whole=True))
 
@@ -449,6 +472,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         detached_for_one_of_two_heads,
         a_function_returns_all_gradients,
         a_layer_uses_its_bias,
+        an_energy_is_differentiated,
+        an_energy_has_a_slope,
         the_weight_of_a_layer_is_used,
         a_critic_steps_more_often,
         a_target_follows,

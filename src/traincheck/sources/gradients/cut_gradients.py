@@ -6,7 +6,9 @@ three signs that something cuts them off from a loss:
 * the program detaches a tensor that was computed from them;
 * the graph of the loss contains them, and the backward of a custom `autograd.Function` returns no gradient for them;
 * the bias of a layer has no gradient although its weight has one, or the reverse. The layer computes a sum of what
-  depends on either, so a kernel or a tensor subclass has replaced its computation and left one of them out.
+  depends on either, so a kernel or a tensor subclass has replaced its computation and left one of them out. A loss of
+  the derivative of a model (an energy, a gradient penalty) depends on the weight alone, so this sign does not count if
+  the program differentiates inside the graph of a loss.
 
 So what follows does not train them. TrainCheck looks for the detaching line or the function between the first and the
 second step of the optimizer, and only if there are such parameters.
@@ -26,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.function import BackwardCFunction
 
 from traincheck.sources.base import replace
@@ -46,6 +49,9 @@ MAX_NODES = 5_000
 
 METHODS = ("detach", "detach_")
 
+_CREATES_GRAPH = 2
+"""Position of `create_graph` among the arguments that follow the outputs in torch's call of its engine."""
+
 AFFINE_LAYERS = (nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase)
 """Layers with a weight and a bias."""
 
@@ -62,6 +68,7 @@ class CutGradients:
         self._suspects: dict[str, dict[int, tuple[Variable, int | None]]] = {}  # by optimizer and id of the parameter
         self._sites: dict[int, str] = {}  # by id of a suspect: where something computed from it was detached
         self._functions: dict[int, type] = {}  # by id of a suspect: the custom function between it and a loss
+        self._differentiates = False  # the program computes a derivative that a loss can depend on
         self.done: set[str] = set()
 
     def forget(self) -> None:
@@ -118,7 +125,7 @@ class CutGradients:
                 site, reason = self._site_of(function), f"{function.__name__}.backward returns none for them"
             elif site is not None:
                 reason = "a tensor computed from them was detached there"
-            elif partner := self._graded_partner(variable):
+            elif not self._differentiates and (partner := self._graded_partner(variable)):
                 reason = f"the {partner} of the same layer has one"
             else:
                 continue
@@ -141,6 +148,8 @@ class CutGradients:
         self._patches = UndoStack()
         for method in METHODS:
             replace(self._patches, torch.Tensor, method, self._noting)
+        replace(self._patches, torch.autograd, "_engine_run_backward", self._noting_graphs)
+        replace(self._patches, forward_ad, "make_dual", self._noting_tangents)
         self._gradients.on_loss = self._look_at_losses
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,6 +169,24 @@ class CutGradients:
             for key, _ in _leaves_of(tensor):
                 if any(key in suspects for suspects in self._suspects.values()):
                     self._sites.setdefault(key, sites.above(caller))
+
+    # -- derivatives ------------------------------------------------------------------------------------------------
+
+    def _noting_graphs(self, engine: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(engine)
+        def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._differentiates |= len(args) > _CREATES_GRAPH and bool(args[_CREATES_GRAPH])
+            return engine(outputs, *args, **kwargs)
+
+        return run_backward
+
+    def _noting_tangents(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def make_dual(*args: Any, **kwargs: Any) -> Any:
+            self._differentiates = True
+            return make(*args, **kwargs)
+
+        return make_dual
 
     # -- custom functions ------------------------------------------------------------------------------------------
 
