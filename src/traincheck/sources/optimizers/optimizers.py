@@ -129,8 +129,8 @@ class OptimizerSource(RecorderListener):
         recorder.on_detach(undo, self._living.clear)
         begin = recorder.guarded(self.name, self._step_begins, always=True)
         end = recorder.guarded(self.name, self._step_ends, always=True)
-
         counted = recorder.counted
+        end_counting = recorder.guarded(self.name, counted.end, always=True)
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             self._may_step()
@@ -139,7 +139,8 @@ class OptimizerSource(RecorderListener):
 
         def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if counted.left and counted.optimizer() is optimizer:
-                counted.count()
+                if counted.count():
+                    end_counting()
             else:
                 end(optimizer, args, kwargs)
 

@@ -164,8 +164,8 @@ class CountedSteps:
 
         return decorate
 
-    def count(self) -> None:
-        """Count an update."""
+    def count(self) -> bool:
+        """Count an update. Return whether the counting is over, so that `end` has to be called."""
         steps = self._steps
         self.windows += 1
         self.left -= 1
@@ -174,8 +174,7 @@ class CountedSteps:
         steps.forwards += 1
         steps.backwards += 1
         steps.last_steps[self._name] = steps.step
-        if self.left <= 0 or self._clock() >= self._until:
-            self.end()
+        return self.left <= 0 or self._clock() >= self._until
 
     def end(self) -> None:
         """Report everything again from now on."""
