@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.optim import lr_scheduler
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 Results = list[object]
 
@@ -367,6 +367,18 @@ def by_hand(results: Results) -> None:
     results += [parameter.detach().clone() for parameter in model.parameters()]
 
 
+def many_steps(results: Results) -> None:
+    """Short passes over data, many enough for steps that are only counted."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        for (x,) in DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    results += [parameter.detach().clone() for parameter in model.parameters()]
+
+
 PARTS: tuple[Callable[[Results], None], ...] = (
     epochs,
     workers,
@@ -380,6 +392,7 @@ PARTS: tuple[Callable[[Results], None], ...] = (
     detaches,
     shifts,
     follows_itself,
+    many_steps,
 )
 
 

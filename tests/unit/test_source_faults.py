@@ -22,6 +22,7 @@ from torch.optim import optimizer as optim_module
 import all_callbacks
 from all_callbacks import PARTS, Results, same
 from observed_process import Seen, observing
+from traincheck.sources.recording import sampling_gate
 from traincheck.testing import faults
 from traincheck.testing.faults import Callback
 from traincheck.testing.leftovers import differences, process_state
@@ -43,8 +44,16 @@ Part = Callable[[Results], None]
 
 
 def watched(step: int) -> bool:
-    """All steps but one, so that the program reaches the callbacks around a gap."""
-    return step != 2
+    """All steps but few, so that the program reaches the callbacks around a gap, and in a long one."""
+    return step != 2 and step not in LONG_GAP
+
+
+def quiet(first: int, most: int) -> int:
+    """How many steps from `first` on are not watched."""
+    return min(most, LONG_GAP.stop - first) if first in LONG_GAP else 0
+
+
+LONG_GAP = range(20, 32)
 
 
 def results_of(part: Part) -> Results:
@@ -64,8 +73,11 @@ def expected() -> dict[Part, Results]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _program_in_a_file() -> Iterator[None]:
-    """A program is no notebook. (Workers of pytest-xdist have a main module without a file.)"""
+    """A program is no notebook. (Workers of pytest-xdist have a main module without a file.) Its steps are short,
+    however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling_gate, "LONGEST", 1e3)
+        patch.setattr(sampling_gate, "LONGEST_STEP", 1e3)
         patch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
         yield
 
@@ -76,7 +88,7 @@ def callbacks(expected: dict[Part, Results]) -> dict[Callback, list[tuple[Part, 
     parts_of: dict[Callback, list[tuple[Part, int]]] = {}
     took: dict[Part, float] = {}
     for part in PARTS:
-        with faults.watching() as called, observing(watches=watched) as seen:
+        with faults.watching() as called, observing(watches=watched, quiet_steps=quiet) as seen:
             start = time.thread_time()
             assert same(results_of(part), expected[part])
             took[part] = time.thread_time() - start
@@ -156,7 +168,7 @@ def attempt(part: Part, failing: Faults, expected: Results, wrong: list[object])
             callback: stack.enter_context(faults.failing(callback, error, after))
             for callback, (error, after) in failing.items()
         }
-        seen = stack.enter_context(observing(watches=watched))
+        seen = stack.enter_context(observing(watches=watched, quiet_steps=quiet))
         results = results_of(part)
     reported = sorted((source, type(fault).__name__) for source, fault in seen.faults)
     counts = {callback: fault.times for callback, fault in raised.items()}
@@ -203,7 +215,7 @@ def test_an_interrupt_in_a_callback_reaches_the_program(
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_type))
     plain: dict[Part, Depths] = {}
     for part in PARTS:
-        with observing(watches=watched) as seen:
+        with observing(watches=watched, quiet_steps=quiet) as seen:
             results_of(part)
         plain[part] = depths(seen.windows)
     before = settled()
@@ -227,7 +239,7 @@ def interrupt(callback: Callback, part: Part, after: int) -> tuple[bool, Results
     interrupted, again, seen, after_it = False, None, Seen(), 0
     with faults.failing(callback, KeyboardInterrupt, after) as fault:
         try:
-            with observing(watches=watched) as seen:
+            with observing(watches=watched, quiet_steps=quiet) as seen:
                 try:
                     results_of(part)
                 except KeyboardInterrupt:

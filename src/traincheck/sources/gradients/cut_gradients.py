@@ -49,8 +49,8 @@ MAX_NODES = 5_000
 
 METHODS = ("detach", "detach_")
 
-_CREATES_GRAPH = 2
-"""Position of `create_graph` among the arguments that follow the outputs in torch's call of its engine."""
+_DIFFERENTIATED_TWICE = "BackwardBackward"
+"""In the names of operations that are derivatives of derivatives."""
 
 AFFINE_LAYERS = (nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase)
 """Layers with a weight and a bias."""
@@ -148,7 +148,6 @@ class CutGradients:
         self._patches = UndoStack()
         for method in METHODS:
             replace(self._patches, torch.Tensor, method, self._noting)
-        replace(self._patches, torch.autograd, "_engine_run_backward", self._noting_graphs)
         replace(self._patches, forward_ad, "make_dual", self._noting_tangents)
         self._gradients.on_loss = self._look_at_losses
 
@@ -166,19 +165,12 @@ class CutGradients:
         with hidden_from_modes():
             if type(tensor) is not torch.Tensor or tensor.grad_fn is None or not sites.file_of(caller.f_code):
                 return
-            for key, _ in _leaves_of(tensor):
+            for node, _ in _nodes_of(tensor):
+                key = id(getattr(node, "variable", None))
                 if any(key in suspects for suspects in self._suspects.values()):
                     self._sites.setdefault(key, sites.above(caller))
 
-    # -- derivatives ------------------------------------------------------------------------------------------------
-
-    def _noting_graphs(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(engine)
-        def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self._differentiates |= len(args) > _CREATES_GRAPH and bool(args[_CREATES_GRAPH])
-            return engine(outputs, *args, **kwargs)
-
-        return run_backward
+    # -- derivatives in a loss --------------------------------------------------------------------------------------
 
     def _noting_tangents(self, make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
@@ -194,7 +186,9 @@ class CutGradients:
         losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
         with hidden_from_modes():
             for loss in losses:
-                for key, function in _leaves_of(loss) if isinstance(loss, torch.Tensor) else ():
+                for node, function in _nodes_of(loss) if isinstance(loss, torch.Tensor) else ():
+                    self._differentiates = self._differentiates or _DIFFERENTIATED_TWICE in node.name()
+                    key = id(getattr(node, "variable", None))
                     if function is not None and any(key in suspects for suspects in self._suspects.values()):
                         self._functions.setdefault(key, function)
 
@@ -205,17 +199,15 @@ class CutGradients:
         return f"{file}:{code.co_firstlineno}:{qualified_name(code)}" if code is not None and file else ""
 
 
-def _leaves_of(tensor: torch.Tensor) -> Iterator[tuple[int, type | None]]:
-    """The ids of the leaves from which a tensor was computed, each with the custom function nearest to it, if any."""
+def _nodes_of(tensor: torch.Tensor) -> Iterator[tuple[Any, type | None]]:
+    """The nodes of the graph of a tensor, each with the custom function nearest to it on the way, if any."""
     waiting: list[tuple[Any, type | None]] = [] if tensor.grad_fn is None else [(tensor.grad_fn, None)]
     seen = {tensor.grad_fn}
     while waiting and len(seen) < MAX_NODES:
         node, function = waiting.pop()
         if isinstance(node, BackwardCFunction):
             function = getattr(type(node), "_forward_cls", type(node))
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            yield id(leaf), function
+        yield node, function
         for before, _ in node.next_functions:
             if before is not None and before not in seen:
                 seen.add(before)
