@@ -227,7 +227,7 @@ def test_an_interrupt_in_a_callback_reaches_the_program(
             # Python ignores an interrupt in a finalizer.
             fine = (interrupted or KeyboardInterrupt in ignored) and reported == []
             fine = fine and (again is None or same(again, expected[part]))
-            deeper = [key for key, depth in later.items() if depth > plain[part].get(key, -1)]
+            deeper = [key for key, depth in later.items() if depth > plain[part].get(key, 0)]
             if not fine or deeper:
                 wrong.append((callback, interrupted, reported, deeper[:3]))
     assert wrong == []
