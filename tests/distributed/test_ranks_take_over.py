@@ -93,6 +93,7 @@ def steps_between(reason: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_next_rank_takes_over_if_connections_break(home: Path) -> None:
     first, second, third = run_ranks(home, "lose_sockets")

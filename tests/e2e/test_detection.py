@@ -54,9 +54,8 @@ def test_no_clean_run_has_an_error(result: dict[str, Any]) -> None:
         assert check["failed_share_of_triggered"] < 0.005, check["alarms"]
 
 
-@pytest.mark.parametrize(
-    "name", ["a13-stackoverflow-60335387", pytest.param("a11-x-jxmnop-ddp-out-of-sync", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["a13-stackoverflow-60335387", "a11-x-jxmnop-ddp-out-of-sync"])
 def test_warm_and_cold_starts_record_the_same(name: str, tmp_path: Path) -> None:
     (case,) = read_cases(name)
     program = programs_of(case, tmp_path)[BUGGY]

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from benchmarks.overhead import device_table
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
+@pytest.mark.slow
 def test_the_device_benchmark_measures_a_tiny_model_on_the_cpu(tmp_path: Path) -> None:
     out = tmp_path / "overhead.json"
     words = ["--device", "cpu", "--workload", "gpt_tiny", "--mode", "run", "--rounds", "1", "--steps", "2"]

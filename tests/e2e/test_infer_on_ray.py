@@ -124,6 +124,7 @@ class Faltering(Losing):
         return self._cluster.reduced(partial(faltering, work, *self._loss), *rest)
 
 
+@pytest.mark.long
 def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path], bucket: str, tmp_path: Path) -> None:
     others = ray_processes()  # of the fixture, where another test began it
     infer = [sys.executable, "-m", "traincheck", "infer"]

@@ -36,7 +36,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         pytest.param(("collect", "-o", "run"), marks=pytest.mark.long),
         ("run", "--fail-on", "never", "-o", "run", "--snapshot"),
         ("run", "--fail-on", "never", "-o", "run", "--verify-every", "1"),
-        ("collect", "--record", "operations", "-o", "run"),
+        pytest.param(("collect", "--record", "operations", "-o", "run"), marks=pytest.mark.long),
     ],
     ids=["collect", "run", "replay", "operations"],
 )

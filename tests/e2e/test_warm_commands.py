@@ -96,7 +96,7 @@ def test_a_process_is_as_python_makes_it(start: list[str], end: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_even_if_cold")
-@pytest.mark.parametrize("args", [(), ("wrong",)], ids=["clean", "findings"])
+@pytest.mark.parametrize("args", [pytest.param((), marks=pytest.mark.long), ("wrong",)], ids=["clean", "findings"])
 def test_a_checked_run_is_the_same(args: tuple[str, ...], tmp_path: Path) -> None:
     options = ("--record", "all", "--record-after-finding", "0")  # how much follows a finding is a matter of time
     words = [sys.executable, "-m", "traincheck", "run", *options, "-o", "run", "train.py", *args]

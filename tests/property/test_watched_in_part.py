@@ -179,7 +179,7 @@ def changes(window: Window) -> list[object]:
 @given(st.sets(st.integers(1, MAX_STEPS)))
 @example(set())
 @example({3, 4})
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_a_watched_window_is_recorded_as_if_all_were(name: str, watched: set[int]) -> None:
     expected = {window.index: window for window in whole(name)}
     seen = record(name, lambda step: step in watched)
@@ -213,7 +213,7 @@ def test_training_is_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*GOOD, *BUGGY])
 @given(st.sets(st.integers(1, MAX_STEPS)))
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_no_verdict_is_worse_than_that_of_the_whole_run(name: str, watched: set[int]) -> None:
     """The events of a watched step do not depend on the sampling of other steps."""
     full = judged(rules(), in_full(name))

@@ -86,7 +86,18 @@ NOT_ALONE = ("buffers", "copies")
 """Buffers are read where other ranks are, and copies of models are compared where a run has a folder."""
 
 
-@pytest.mark.parametrize("source", [name for name in SWITCHABLE if name not in NOT_ALONE])
+SELDOM = ("clipping", "checkpoints", "collectives", "project", "graph")
+"""Sources on which few others depend."""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long] if name in SELDOM else [])
+        for name in SWITCHABLE
+        if name not in NOT_ALONE
+    ],
+)
 def test_other_events_stay_the_same_without_a_source(source: str, tmp_path: Path, alone: object) -> None:
     assert check_absence(source, lambda: train(tmp_path), TESTS) > 100
 
