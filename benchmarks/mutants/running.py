@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.corpus.running import TIMEOUT, CorpusProgram, PlainRun, record
 from benchmarks.detection import warm
@@ -23,6 +23,7 @@ from benchmarks.detection.judging import WITHIN, violated
 from benchmarks.detection.recordings import Program, ProgramFailed
 from benchmarks.mutants.effects import Effect, first_difference, is_plausible, read_effects, watch
 from benchmarks.mutants.operator import Operator
+from benchmarks.mutants.places import Tree, edited_classes, judge_place, read_trees, watch_modules
 from benchmarks.mutants.script import Script
 from traincheck.checking.offline import check_folder_against
 from traincheck.inference.candidate_selection import select_rules
@@ -49,13 +50,15 @@ CRASHED, IMPLAUSIBLE, EQUIVALENT, COUNTED = "crashed", "implausible", "equivalen
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a setting says of a mutant. `late`: steps between the first effect and the first new error."""
+    """What a setting says of a mutant. `late`: steps between the first effect and the first new error. `module`:
+    whether it names the module that was edited, see places.py."""
 
     detected: bool
     named: bool
     late: int | None
     diagnosis: str
     notices: int
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,9 +167,14 @@ def read_plain(program: Program, out: Path) -> tuple[dict[int, list[Effect]] | N
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     code, output = warm.run_forked(
-        program.script, program.args, program.home, program.ranks, dict(program.env), partial(watch, out), TIMEOUT
+        program.script, program.args, program.home, program.ranks, dict(program.env), partial(_watch_all, out), TIMEOUT
     )
     return (None if code else read_effects(out)), output
+
+
+def _watch_all(out: Path) -> None:
+    watch(out)
+    watch_modules(out)
 
 
 def _books(clean: CorpusProgram, options: Options, work: Path) -> dict[str, Book]:
@@ -229,15 +237,30 @@ def _run_mutant(
     if code:
         return MutantResult(operator.name, variant, CRASHED)
     first = min(differing)
+    place = Place(read_trees(work / "mutant"), edited_classes(clean.text, text), text)
     verdicts = {
-        setting: judge(report, failing[setting], first, operator.diagnoses)
+        setting: judge(report, failing[setting], first, operator.diagnoses, place)
         for setting, report in _reports(run, books).items()
     }
     shutil.rmtree(run, ignore_errors=True)
     return MutantResult(operator.name, variant, COUNTED, first, verdicts)
 
 
-def judge(report: Report, failing: frozenset[str], first_effect: int, diagnoses: Sequence[str]) -> Verdict:
+class Place(NamedTuple):
+    """Where the error of a mutant is: the trees of its models, the classes that were edited, and its text."""
+
+    trees: list[Tree]
+    classes: set[str]
+    text: str
+
+
+def judge(
+    report: Report,
+    failing: frozenset[str],
+    first_effect: int,
+    diagnoses: Sequence[str],
+    place: Place | None = None,
+) -> Verdict:
     """Judge the report on a mutant: errors that the clean run does not have, and when they came.
 
     `failing` are the rules that the clean run violates. An error before the first effect is in time.
@@ -252,6 +275,7 @@ def judge(report: Report, failing: frozenset[str], first_effect: int, diagnoses:
         late=late,
         diagnosis=leading,
         notices=len(new) - len(errors),
+        module=judge_place(errors[0], *place) if errors and place is not None else "",
     )
 
 

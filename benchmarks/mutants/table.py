@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.mutants.operator import KINDS, Operator, reserved
+from benchmarks.mutants.places import FAR, NEAR, NONE
 from benchmarks.mutants.running import (
     COUNTED,
     CRASHED,
@@ -115,6 +116,10 @@ def _score(rows: Sequence[Row], settings: Sequence[str]) -> dict[str, Any]:
             "detected": sum(verdict["detected"] for verdict in verdicts),
             "at any time": len(lates),
             "named": sum(verdict["detected"] and verdict["named"] for verdict in verdicts),
+            "module": {
+                place: sum(verdict["detected"] and verdict.get("module") == place for verdict in verdicts)
+                for place in (NEAR, FAR, NONE)
+            },
             "only noticed": sum(verdict["late"] is None and verdict["notices"] > 0 for verdict in verdicts),
             "median steps late": statistics.median(lates) if lates else None,
         }
@@ -138,6 +143,11 @@ and another length, for the first programs. A clean run of each mutated one also
 95 % (Wilson).
 
 A third of the operators is *reserved*: a fixed seed draws them, and nobody looks at their single mutants.
+"""
+
+
+MODULES = """Detected errors that are in the code of a module: whether the first variable or the line of the leading
+finding belongs to that module, its parent or its child.
 """
 
 
@@ -166,6 +176,16 @@ def page(result: Mapping[str, Any]) -> str:
     for setting, alarms in result["false alarms"].items():
         errors, of = len(alarms["with an error"]), alarms["programs"]
         lines += [f"| {setting} | {of} | {share(errors, of)} | {alarms['with a notice']} |"]
+    lines += [
+        "\n## Named modules\n",
+        MODULES,
+        "| operators | setting | the module, or a level away | another module | no module |",
+        "|---|---|---|---|---|",
+    ]
+    for name, part in result["parts"].items():
+        for setting in settings:
+            near, far, none = (part[setting]["module"][place] for place in (NEAR, FAR, NONE))
+            lines += [f"| {name} | {setting} | {share(near, near + far + none)} | {far} | {none} |"]
     for title, key in (("By kind", "kinds"), ("By loop", "loops"), ("By open operator", "open operators")):
         lines += [f"\n## {title}\n", f"| {title[3:]} | counted | " + " | ".join(_heads(settings)) + " |"]
         lines += ["|---" * (2 + 4 * len(settings)) + "|"]

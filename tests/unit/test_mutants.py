@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from benchmarks.mutants.effects import BACKWARD, STEP, Effect, first_difference, is_plausible
 from benchmarks.mutants.operator import KINDS, all_operators, reserved
+from benchmarks.mutants.places import FAR, NEAR, NONE, edited_classes, judge_place
 from benchmarks.mutants.plan import plan_mutants
 from benchmarks.mutants.running import judge
 from benchmarks.mutants.table import figures, page, wilson
 
-from traincheck.vocab.finding import Counts, Finding, Report
+from traincheck.vocab.finding import Counts, Finding, Report, Site
 
 FINDING = Finding("error", 3, 0, "t", "c", None, (), "", "", (), ("rule",), 3, 1, diagnosis="gradients-not-cleared")
 
@@ -45,6 +46,51 @@ def test_an_error_counts_from_its_cause_to_one_step_after_its_effect() -> None:
     assert (already.detected, already.named, already.late, already.notices) == (False, False, None, 0)
     notice = Report((replace(FINDING, severity="notice"),), Counts())
     assert judge(notice, frozenset(), 1, ()).notices == 1 and not judge(notice, frozenset(), 1, ()).detected
+
+
+MODEL = """
+class Block:
+    def forward(self, x):
+        return x + self.layer(x)
+
+class Net:
+    def forward(self, x):
+        return self.head(self.blocks(x))
+
+net = Net()
+"""
+TREE = {"Net": "Net", "Net.blocks": "Sequential", "Net.blocks.0": "Block", "Net.blocks.0.layer": "Linear"}
+TREE |= {"Net.head": "Head", "Net.head.last": "Linear"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "verdict"),
+    [
+        ("Net.blocks.0.layer.weight", NEAR),  # the parent
+        ("Net.blocks.0.scale", NEAR),
+        ("Net#2.blocks.0", NEAR),
+        ("Net.blocks", NEAR),  # the child
+        ("Net.head.last.weight", FAR),
+        ("Other.weight", NONE),
+    ],
+)
+def test_a_finding_names_the_module_of_the_error_or_one_a_level_away(variable: str, verdict: str) -> None:
+    mutant = MODEL.replace("x + self.layer(x)", "self.layer(x)")
+    classes = edited_classes(MODEL, mutant)
+    assert classes == {"Block"}
+    assert judge_place(replace(FINDING, variables=(variable,)), [TREE], classes, mutant) == verdict
+
+
+def test_a_finding_names_a_module_by_its_line() -> None:
+    mutant = MODEL.replace("x + self.layer(x)", "self.layer(x)")
+    for line, verdict in ((4, NEAR), (8, NONE)):
+        finding = replace(FINDING, site=Site("train.py", line, "forward"))
+        assert judge_place(finding, [TREE], {"Block"}, mutant) == verdict
+
+
+def test_an_error_outside_of_modules_has_no_place_among_them() -> None:
+    mutant = MODEL.replace("net = Net()", "net = Net().eval()")
+    assert judge_place(FINDING, [TREE], edited_classes(MODEL, mutant), mutant) == ""
 
 
 SCRIPT = """
