@@ -61,7 +61,8 @@ def edited_classes(clean: str, mutant: str) -> set[str]:
         if tag != "equal"
         for line in range(begin + 1, max(end, begin + 1) + 1)
     }
-    return {name for line in lines if (name := _class_at(mutant, line))}
+    around = _classes_of(mutant)
+    return {name for line in lines if (name := _class_at(around, line))}
 
 
 def judge_place(finding: Finding, trees: list[Tree], classes: set[str], mutant: str) -> str:
@@ -69,7 +70,7 @@ def judge_place(finding: Finding, trees: list[Tree], classes: set[str], mutant: 
     kinds = {kind for tree in trees for kind in tree.values()}
     if not classes & kinds:
         return ""
-    if finding.site is not None and _class_at(mutant, finding.site.line) in classes:
+    if finding.site is not None and _class_at(_classes_of(mutant), finding.site.line) in classes:
         return NEAR
     named = [
         (tree, name) for variable in finding.variables[:1] for tree in trees if (name := _module_of(variable, tree))
@@ -105,11 +106,11 @@ def _is_container(kind: str) -> bool:
     return kind in ("Sequential", "ModuleList", "ModuleDict")
 
 
-def _class_at(text: str, line: int) -> str:
+def _classes_of(text: str) -> list[ast.ClassDef]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+
+
+def _class_at(classes: list[ast.ClassDef], line: int) -> str:
     """The name of the innermost class whose body has a line; empty outside of classes."""
-    around = [
-        node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
+    around = [node for node in classes if node.lineno <= line <= (node.end_lineno or node.lineno)]
     return max(around, key=lambda node: node.lineno).name if around else ""

@@ -77,9 +77,8 @@ class Sampling:
             interval = self._current_interval()
             if interval <= 1 or self._close_steps or first <= max(self._warm_up, self._close_until):
                 return 0
-            limit = _WHOLE // interval
             for burst in range(first // BURST, (first + most) // BURST + 1):
-                if burst * _GOLDEN % _WHOLE < limit:
+                if in_sample(burst * BURST, interval):
                     return min(most, max(0, burst * BURST - first))
             return most
 

@@ -35,11 +35,9 @@ PARAMETER_GRAD = "parameter.grad"
 IS_NUMBERED = hasattr(torch.autograd, "_get_sequence_nr")
 """Whether this release of torch numbers operations, see idle_autocast.py."""
 
-_HEADS_BACKWARDS = 3
-"""Backwards in whose graphs attention is looked for, see merged_heads.py: a program has the error in each."""
-
-_SHARED_BACKWARDS = 3
-"""Backwards in whose graphs heads that are one module are looked for, see shared_heads.py."""
+_FIRST_BACKWARDS = 3
+"""Backwards in whose graphs heads are looked at, see merged_heads.py and shared_heads.py: a program has these errors in
+each."""
 
 _ACCELERATE = "accelerate.accelerator"
 _MAX_CHAIN = 4
@@ -81,8 +79,8 @@ class AutogradSource:
         self._manual = ManualUpdates(gradients)
         self._thread = 0  # of the backward under way
         self._autocast: IdleAutocast | None = None
-        self._heads_left = _HEADS_BACKWARDS
-        self._shared_left = _SHARED_BACKWARDS
+        self._heads_left = _FIRST_BACKWARDS
+        self._shared_left = _FIRST_BACKWARDS
 
     def offers(self) -> str | None:
         return None

@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.gradients.graph_contents import is_absent, unpacked
+from traincheck.sources.tensors import autograd_operations as operations
 from traincheck.sources.tensors.reading import PLAIN
 
 MAX_NODES = 20_000
@@ -39,31 +40,29 @@ MAX_NODES = 20_000
 MAX_STEPS = 400
 """Operations of a head, and operations between a head and its loss, that are looked at."""
 
-_TAIL = re.compile(r"Backward\d*$")
-_ARRANGE = frozenset(
-    (
-        *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Transpose", "T", "Permute"),
-        *("ToCopy", "Clone", "Alias"),
-    )
-)
+_OVERLOAD = re.compile(r"\d+$")
+_ARRANGE = frozenset((*operations.SAME_FORM, *operations.RESHAPES, operations.UNSQUEEZE, *operations.MOVES))
 """Operations that keep all elements."""
-_OF_ONE_NUMBER = frozenset(("Mul", "Div"))
+_OF_ONE_NUMBER = frozenset(operations.SCALES)
 """Operations that count only with a number: a product with a tensor may be one with a mask."""
 _OF_LOSSES = frozenset(
     (
         *_ARRANGE,
         *_OF_ONE_NUMBER,
-        *("Add", "Sub", "Rsub", "Neg", "Pow", "Abs", "Exp", "Log", "Sigmoid", "LogSigmoid", "Softplus", "Tanh"),
-        *("Softmax", "LogSoftmax", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "NllLoss", "NllLoss2D"),
-        *("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "KlDiv", "SoftMarginLoss", "Mean", "Sum"),
+        *(operations.SIGMOID, operations.SOFTMAX, operations.LOG_SOFTMAX),
+        *("AddBackward", "SubBackward", "RsubBackward", "NegBackward", "PowBackward", "AbsBackward", "ExpBackward"),
+        *("LogBackward", "LogSigmoidBackward", "SoftplusBackward", "TanhBackward", "MseLossBackward"),
+        *("L1LossBackward", "SmoothL1LossBackward", "HuberLossBackward", "NllLossBackward", "NllLoss2DBackward"),
+        *("BinaryCrossEntropyBackward", "BinaryCrossEntropyWithLogitsBackward", "KlDivBackward"),
+        *("SoftMarginLossBackward", "MeanBackward", "SumBackward"),
     )
 )
 """Operations between a prediction and its loss."""
-_INPUTS = {"Addmm": "mat1", "Mm": "self", "Bmm": "self", "Convolution": "input"}
+_INPUTS = {"AddmmBackward": "mat1", "MmBackward": "self", operations.BATCHED: "self", operations.CONVOLUTION: "input"}
 """Operations that keep their input, with its name. Equal inputs need no look at the constants that made them."""
-_KEEP_OPERANDS = frozenset((*_INPUTS, "NativeLayerNorm", "Embedding"))
+_KEEP_OPERANDS = frozenset((*_INPUTS, "NativeLayerNormBackward", "EmbeddingBackward"))
 """Operations that keep each operand that needs no gradient, so that two calls can be compared."""
-_CHOICES = {"Minimum": "smaller", "Maximum": "larger"}
+_CHOICES = {"MinimumBackward": "smaller", "MaximumBackward": "larger"}
 
 
 class SharedHead(NamedTuple):
@@ -166,7 +165,7 @@ def _are_one(alias: _Alias, consumers: Mapping[Any, list[Any]]) -> bool:
 
 
 def _kind(node: Any) -> str:
-    return _TAIL.sub("", node.name())
+    return _OVERLOAD.sub("", node.name())
 
 
 def _leaf(node: Any) -> Any:
