@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,7 +109,9 @@ class OwnAdamW(torch.optim.Optimizer):
         self.skips_from = skips_from
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             (beta1, beta2), rate = group["betas"], group["lr"]
             for p in group["params"]:
@@ -124,6 +127,7 @@ class OwnAdamW(torch.optim.Optimizer):
                 if state["step"] >= self.skips_from:
                     change.view(-1)[-3:] = 0
                 p.sub_(change)
+        return loss
 
 
 def test_another_optimizer_is_judged_by_the_algorithm_of_its_first_updates(tmp_path: Path) -> None:
@@ -194,23 +198,46 @@ def test_hooks_of_the_program_may_explain_a_difference(tmp_path: Path) -> None:
     assert outcome.reasons == ["the program has registered hooks of its step"]
 
 
-def test_a_closure_computes_the_gradients(tmp_path: Path) -> None:
-    def steps() -> Iterator[None]:
-        model = nn.Linear(8, 3)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+def training_with_closure(make: Optimizers) -> Iterator[nn.Module]:
+    """A loop whose optimizer calls a function for the gradients, by keyword or by position."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3)
+    optimizer = make(model.parameters())
 
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(torch.randn(16, 8)).square().mean()
-            loss.backward()
-            return loss
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 8)).square().mean()
+        loss.backward()
+        return loss
 
-        for _ in range(STEPS):
-            optimizer.step(closure)
-            yield
+    for step in range(STEPS):
+        loss = optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)
+        assert isinstance(loss, torch.Tensor)
+        yield model
 
-    outcome = checked(tmp_path, steps())
+
+@pytest.mark.parametrize("make", [CORRECT["adam"], OwnAdamW], ids=["of torch", "another"])
+def test_a_closure_computes_the_gradients(make: Optimizers, tmp_path: Path) -> None:
+    alone, observed = training_with_closure(make), list[nn.Module]()
+    outcome = checked(tmp_path, (observed.append(model) for model in training_with_closure(make)))
     assert set(outcome.verdicts.values()) == {AGREES}
+    *_, model = alone
+    assert all(map(torch.equal, bits(model), bits(observed[-1])))
+
+
+def test_a_wrong_update_after_a_closure_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("torch.optim.adam")
+    compute = module.adam
+
+    def leaves_one_out(parameters: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+        kept = parameters[0][-1].clone()
+        compute(parameters, *args, **kwargs)
+        parameters[0][-1] = kept
+
+    monkeypatch.setattr(module, "adam", leaves_one_out)
+    outcome = checked(tmp_path, training_with_closure(CORRECT["adam"]))
+    assert set(outcome.verdicts.values()) == {DISAGREES}
+    assert [finding["diagnosis"] for finding in outcome.findings] == ["update-differs-from-algorithm"]
 
 
 @pytest.mark.parametrize("fused", [False, True])
