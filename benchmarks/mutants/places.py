@@ -12,6 +12,7 @@ import difflib
 import json
 import os
 import re
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,21 +30,38 @@ _NUMBER = re.compile(r"#\d+")
 
 
 def watch_modules(out: Path) -> None:
-    """Write the trees of the models that this process calls into the folder `out`. Called before the script starts."""
-    from torch.nn.modules.module import register_module_forward_pre_hook
+    """Write the trees of the models that this process calls into the folder `out`. Called before the script starts.
+
+    A model may be a part of a module that is never called, as in Lightning; that module has a tree as well.
+    """
+    from torch.nn.modules.module import register_module_forward_pre_hook, register_module_module_registration_hook
 
     file = (out / f"{os.environ.get('RANK', '0')}-{_FILE}").open("a", buffering=1)
     parent = os.getpid()
     seen: set[int] = set()
+    wholes_of: dict[int, list[weakref.ref[Any]]] = {}  # by the identity of the part
+
+    def registered(module: Any, name: str, part: Any) -> None:
+        if part is not None:
+            wholes_of.setdefault(id(part), []).append(weakref.ref(module))
+
+    def around(module: Any) -> Iterator[Any]:
+        yield module
+        for outer in [outer for reference in wholes_of.get(id(module), ()) if (outer := reference()) is not None]:
+            if id(outer) not in seen:
+                yield from around(outer)
 
     def before_forward(module: Any, args: Any) -> None:
         if id(module) in seen or os.getpid() != parent:
             return
-        root = type(module).__name__
-        tree = {f"{root}.{name}" if name else root: type(child).__name__ for name, child in module.named_modules()}
+        for whole in around(module):
+            root = type(whole).__name__
+            children = whole.named_modules()
+            tree = {f"{root}.{name}" if name else root: type(child).__name__ for name, child in children}
+            file.write(json.dumps(tree) + "\n")
         seen.update(map(id, module.modules()))
-        file.write(json.dumps(tree) + "\n")
 
+    register_module_module_registration_hook(registered)
     register_module_forward_pre_hook(before_forward)
 
 

@@ -209,6 +209,13 @@ def test_a_softmax_over_the_batch(dimension: int, tmp_path: Path) -> None:
     assert mixed(tmp_path, model) == {AGREES if dimension else DISAGREES}
 
 
+def test_the_smallest_module_that_mixes_samples_is_named(tmp_path: Path) -> None:
+    """Layers after it, inside it or outside, get changed inputs."""
+    model = nn.Sequential(nn.Linear(6, 6), Mixing(lambda x: x.softmax(0)), nn.Tanh())
+    result = verified(tmp_path, training(model, rows, class_loss))
+    assert result.first(MIXED_SAMPLES.name).first == "Sequential.1"
+
+
 def test_statistics_that_a_model_keeps_may_be_those_of_the_batch(tmp_path: Path) -> None:
     def normalize(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

@@ -95,6 +95,7 @@ def test_padding_that_reaches_an_output_is_wrong(model: nn.Module, tmp_path: Pat
     result = run(tmp_path, model)
     assert set(result.of(PADDED.name)) == {DISAGREES}
     assert result.findings, "it needs no good run"
+    assert "." not in result.first(PADDED.name).first, "its own code mixes positions, not that of a layer"
 
 
 class Layered(nn.Module):

@@ -28,7 +28,7 @@ from traincheck.sources.recording.context_facts import (
     module_context_facts,
     result_facts,
 )
-from traincheck.sources.recording.frames import local_values
+from traincheck.sources.recording.frames import keywords_of_module_call
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack, without_our_references
 from traincheck.sources.recording.recorder import OpenCall, Recorder
@@ -480,25 +480,8 @@ def smallest_deviation(tensor: torch.Tensor) -> float | DeferredValue | None:
 _OWN_FRAMES = 2
 """Frames of TrainCheck above the hook. Skipping them makes finding the call site faster."""
 
-_DEEPEST = 6
-"""Maximum number of frames between the hook and the function of torch that calls it: guards of TrainCheck and other
-tools."""
-
 
 def keywords_of_call(recorder: Recorder) -> Mapping[str, Any]:
-    """The keyword arguments of the module call whose hook is running.
-
-    torch passes only positional arguments to global hooks. The keyword arguments are a variable of the calling
-    function.
-    """
-    if recorder.hooks.keywords is not None:
-        return recorder.hooks.keywords
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_DEEPEST):
-        if frame is None:
-            break
-        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
-            keywords = local_values(frame, ("kwargs",)).get("kwargs")
-            return keywords if isinstance(keywords, dict) else {}
-        frame = frame.f_back
-    return {}
+    """The keyword arguments of the module call whose hook is running."""
+    keywords = recorder.hooks.keywords
+    return keywords_of_module_call() if keywords is None else keywords

@@ -37,6 +37,28 @@ def local_values(frame: FrameType, names: tuple[str, ...]) -> dict[str, Any]:
     return selected
 
 
+_DEEPEST = 7
+"""Maximum number of frames between the hook and the function of torch that calls it: guards of TrainCheck and other
+tools."""
+
+
+def keywords_of_module_call() -> dict[str, Any]:
+    """The keyword arguments of the module call whose hook is running.
+
+    torch passes only positional arguments to global hooks. The keyword arguments are a variable of the calling
+    function.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            break
+        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
+            keywords = local_values(frame, ("kwargs",)).get("kwargs")
+            return keywords if isinstance(keywords, dict) else {}
+        frame = frame.f_back
+    return {}
+
+
 _METHOD_RECEIVERS = ("self", "cls")
 
 

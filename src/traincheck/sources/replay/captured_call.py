@@ -141,7 +141,7 @@ class CapturedCall(RestorableCall):
         result = ExecutionResult()
         observes = (observe_modules or not self.one_backward) and not has_compiled_code()
 
-        def note(name: str, output: Any) -> None:
+        def note(name: str, output: Any, _: Any) -> None:
             _add_outputs(result.results, name, output)
 
         with (

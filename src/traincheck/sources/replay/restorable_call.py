@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from traincheck.sources.modules.live_modules import buffers_of, plain_name, unwrap_compiled
-from traincheck.sources.recording.frames import local_values
+from traincheck.sources.recording.frames import keywords_of_module_call, local_values
 from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import (
     AttributeSnapshot,
@@ -37,6 +37,11 @@ MAX_GAPS = 64 * 1024**2
 
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 """Namespaces of operations that wait for other ranks."""
+
+
+Note = Callable[[str, Any, Any], Any]
+"""Receives the name, the output and the arguments of each module inside a call, except in compiled code. What it
+returns takes the place of the output, unless it is None."""
 
 
 class RestorableCall:
@@ -100,19 +105,15 @@ class RestorableCall:
             attributes.restore(unseen_writes=True)
 
     @contextmanager
-    def executing(
-        self, several_ranks: bool, note: Callable[[str, Any], Any] | None, arguments: Any = None
-    ) -> Iterator[Any]:
-        """Execute the call with its arguments, or with others; yields its output. Use it inside `restored`.
-
-        `note` receives the name and the output of each module inside, except in compiled code. What it returns takes
-        the place of the output, unless it is None.
-        """
+    def executing(self, several_ranks: bool, note: Note | None, arguments: Any = None) -> Iterator[Any]:
+        """Execute the call with its arguments, or with others; yields its output. Use it inside `restored`."""
         args, keywords = copied(self.arguments if arguments is None else arguments)
 
         def on_output(module: nn.Module, arguments: Any, output: Any) -> Any:
             name = self._names.get(id(module))
-            return note(name, output) if note is not None and name is not None else None
+            if note is None or name is None:
+                return None
+            return note(name, output, (arguments, keywords_of_module_call()))
 
         with ExitStack() as stack:
             compiled = has_compiled_code()

@@ -7,27 +7,34 @@ executed with these, as in evaluation: other layers compute as they do in traini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Container, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from traincheck.sources.distributed.replica_readings import several_ranks
-from traincheck.sources.replay.restorable_call import ROOT, RestorableCall, tensors_in
+from traincheck.sources.replay.restorable_call import ROOT, Note, RestorableCall, tensors_in
 from traincheck.sources.replay.state_snapshot import has_compiled_code
 from traincheck.sources.tensors.deferred_values import fetch_values
 from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
-from traincheck.sources.verification.inputs.input_changes import CallInputs, InputChange, compare
+from traincheck.sources.verification.inputs.input_changes import CallInputs, InputChange, Part, compare
 from traincheck.sources.verification.inputs.loss_targets import compared_rows, scores_of
 from traincheck.sources.verification.inputs.next_token import Shift, first_row
 
 MAX_HELD = 512 * 1024**2
 """Bytes of outputs of inner modules that are held to locate a difference."""
 
+
+class _ModuleCall(NamedTuple):
+    """The tensors that a module inside gets and returns."""
+
+    name: str
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
 
 class ChangedCall:
     """A call of a model that is executed again with changed inputs, after its backward.
@@ -120,9 +127,7 @@ class ChangedCall:
             self._after = change, self.outputs(change.arguments)
         return self._after[1]
 
-    def scores(
-        self, arguments: Any, shift: Shift, note: Callable[[str, Any], Any] | None = None
-    ) -> torch.Tensor | None:
+    def scores(self, arguments: Any, shift: Shift, note: Note | None = None) -> torch.Tensor | None:
         """Return what the loss compares with its targets, if the call has these arguments. Raises CannotReplay.
 
         The form is (samples, rows, numbers). `note` is as in `RestorableCall.executing`.
@@ -146,14 +151,14 @@ class ChangedCall:
         positions += [size + step for form in self.inputs.forms for size in form[1:] for step in (-1, 0, 1)]
         positions += [samples * size for size in positions]
 
-        def hold(name: str, output: Any) -> None:
+        def hold(name: str, output: Any, _: Any) -> None:
             with hidden_from_modes():
                 tensors = [
                     t.detach().clone() if _is_latent(t, samples, positions) else None for t in tensors_in(output)
                 ]
             latents[name] = [] if name in latents or name == ROOT else tensors  # not those of a loop
 
-        def use(name: str, output: Any) -> Any:
+        def use(name: str, output: Any, _: Any) -> Any:
             held = latents.get(name)
             if not held or not any(tensor is not None for tensor in held):
                 return None
@@ -178,7 +183,7 @@ class ChangedCall:
             return next((list(pair) for pair in pairs if pair is not None), [])
 
     @contextmanager
-    def _executing(self, arguments: Any, note: Callable[[str, Any], Any] | None = None) -> Iterator[list[torch.Tensor]]:
+    def _executing(self, arguments: Any, note: Note | None = None) -> Iterator[list[torch.Tensor]]:
         """Execute the call with these arguments, see Note [Statistics of the batch]; yields the tensors it returns."""
         call = self.call
         with call.restored():
@@ -196,35 +201,46 @@ class ChangedCall:
             (id(buffer), buffer._version) for buffer in buffers if buffer is not None and buffer.is_floating_point()
         ]
 
-    def first_module(self, change: InputChange) -> str:
-        """Return the first module inside whose output changes where it must not, the innermost of several."""
-        unit = self.rounding_unit
-        held: list[tuple[str, list[torch.Tensor]]] = []
-        size = 0
-        differs: list[str] = []
+    def smallest_module(
+        self, constant: Part, arguments: Any = None, mode: AbstractContextManager[Any] | None = None
+    ) -> str:
+        """Return the first module inside whose output changes where it must not, although its inputs do not.
 
-        def hold(name: str, output: Any) -> None:
+        The change is that of other `arguments`, or of a mode. Of modules inside each other it is the innermost; it is
+        the model itself where none is found. Raises CannotReplay.
+        """
+        held: list[_ModuleCall] = []
+        size = 0
+        found: list[str] = []
+        any_differs = False
+
+        def hold(name: str, output: Any, given: Any) -> None:
             nonlocal size
             with hidden_from_modes():
-                tensors = [tensor.detach() for tensor in tensors_in(output)]
-                size += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+                inputs, outputs = tensors_in(given), tensors_in(output)
+                size += sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
                 if size <= MAX_HELD:
-                    held.append((name, [tensor.clone() for tensor in tensors]))
+                    held.append(_ModuleCall(name, _copies(inputs), _copies(outputs)))
 
-        def compare_with_held(name: str, output: Any) -> None:
-            if differs or not expected:
+        def compare_with_held(name: str, output: Any, given: Any) -> None:
+            nonlocal any_differs
+            if found or not expected:
                 return
-            own, tensors = expected.pop(0)
-            if own == name and compare(tensors, tensors_in(output), change.constant, unit).differs:
-                differs.append(name)
+            before = expected.pop(0)
+            if before.name != name or not compare(before.outputs, tensors_in(output), constant, unit).differs:
+                return
+            inputs = compare(before.inputs, tensors_in(given), constant, unit)
+            if not (inputs.differs if inputs.compared else any_differs):
+                found.append(name)
+            any_differs = True
 
-        call = self.call
-        with self._executing(call.arguments, hold):
+        unit = self.rounding_unit
+        with self._executing(self.call.arguments, hold):
             expected = held
-        with self._executing(change.arguments, compare_with_held):
+        with mode or nullcontext(), self._executing(arguments or self.call.arguments, compare_with_held):
             pass
-        name = differs[0] if differs else ROOT
-        return call.name if name == ROOT else f"{call.name}.{name}"
+        name = found[0] if found else ROOT
+        return self.call.name if name == ROOT else f"{self.call.name}.{name}"
 
     @property
     def rounding_unit(self) -> float:
@@ -232,6 +248,10 @@ class ChangedCall:
         dtypes = {tensor.dtype for tensor in (*self.before, *self.call.module.parameters())}
         dtypes.update(self.call.autocast_dtypes)
         return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
+
+
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
 
 
 def _by_position(gradient: torch.Tensor, form: tuple[int, ...]) -> torch.Tensor | None:

@@ -64,7 +64,7 @@ MIN_SAMPLES = 4
 
 
 class Judgement(NamedTuple):
-    """The verdict of an experiment about a call, what was seen, and the first module that shows it."""
+    """The verdict of an experiment about a call, what was seen, and the smallest module that shows it."""
 
     experiment: Experiment
     verdict: str
@@ -127,7 +127,7 @@ def _change(call: ChangedCall, experiment: Experiment, changes: list[InputChange
     elif verdicts == {DISAGREES}:
         change, seen = pairs[0]
         found = f"with {change.what}, {seen.number:,} elements of {change.kept} changed by up to {seen.change:.2g}"
-        yield Judgement(experiment, DISAGREES, found, call.first_module(change))
+        yield Judgement(experiment, DISAGREES, found, call.smallest_module(change.constant, change.arguments))
     elif len(verdicts) > 1:
         yield Judgement(experiment, UNDECIDED, "it holds for some of its inputs")
     else:
@@ -190,7 +190,7 @@ def _shift(call: ChangedCall, index: int, shift: Shift) -> Iterator[Judgement]:
             NEXT_TOKEN, UNDECIDED, "its output depends on the target through a latent, as in an autoencoder"
         )
         return
-    yield Judgement(NEXT_TOKEN, verdict, text, call.first_module(change) if sees_it else "")
+    yield Judgement(NEXT_TOKEN, verdict, text, call.smallest_module(change.constant, change.arguments) if sees_it else "")
 
 
 def _sees_latent_alone(
@@ -292,7 +292,7 @@ def _mixed_samples(call: ChangedCall, targets: Sequence[Target], change: InputCh
     others = changed[change.others]
     if others.all():
         text = f"with {change.what}, the outputs of all {len(others)} other samples changed"
-        yield Judgement(MIXED_SAMPLES, DISAGREES, text, call.first_module(change))
+        yield Judgement(MIXED_SAMPLES, DISAGREES, text, call.smallest_module(change.constant, change.arguments))
     elif others.any():
         yield Judgement(MIXED_SAMPLES, UNDECIDED, "some of its samples change the outputs of some others")
     else:

@@ -244,8 +244,11 @@ def _has_rows(tensor: torch.Tensor, rows: torch.Tensor) -> bool:
     return tensor.shape[0] == len(rows) and bool((tensor.reshape(len(rows), -1) == rows).all())
 
 
-def judge_padding(call: ChangedCall) -> Iterator[tuple[str, str]]:
-    """Yield the verdict about the padding of each sequence, and what was seen. Raises CannotReplay."""
+def judge_padding(call: ChangedCall) -> Iterator[tuple[str, str, str]]:
+    """Yield the verdict about the padding of each sequence, what was seen, and the smallest module that shows it.
+
+    Raises CannotReplay.
+    """
     if has_compiled_code():
         return
     for index in call.inputs.sequences:
@@ -258,7 +261,7 @@ def judge_padding(call: ChangedCall) -> Iterator[tuple[str, str]]:
         if not use.leaves_out:
             continue
         if call.unknown:
-            yield UNDECIDED, call.unknown
+            yield UNDECIDED, call.unknown, ""
             continue
         seen = _compare(call, use, before, call.outputs_under(other_vectors))
         if not other_vectors.has_replaced or not seen.compared:
@@ -266,26 +269,32 @@ def judge_padding(call: ChangedCall) -> Iterator[tuple[str, str]]:
         recurrent = (type(m).__name__ for m in call.call.modules if isinstance(m, nn.RNNBase | nn.RNNCellBase))
         mixing = use.mixing or next(recurrent, "")
         if seen.is_equal:
-            yield AGREES, ""
+            yield AGREES, "", ""
         elif not seen.units > (ROUNDING_ON_HOST if all(output.is_cpu for output in before) else ROUNDING):
-            yield UNDECIDED, "outputs changed by no more than rounding, or are not finite"
+            yield UNDECIDED, "outputs changed by no more than rounding, or are not finite", ""
         elif mixing:
-            yield UNDECIDED, f"it reads padding in an operation that mixes positions ({mixing})"
+            yield UNDECIDED, f"it reads padding in an operation that mixes positions ({mixing})", ""
         else:
             text = f"one computation leaves out padding, and with other vectors there, {seen.number:,} elements of the"
-            yield DISAGREES, f"{text} output for other tokens changed by up to {seen.change:.2g}"
+            text = f"{text} output for other tokens changed by up to {seen.change:.2g}"
+            part = _part(padding, _other_lengths(call, use))
+            yield DISAGREES, text, call.smallest_module(part, mode=OtherVectors(padding))
 
 
 def _compare(
     call: ChangedCall, use: PaddingUse, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
 ) -> Comparison:
     """Compare the outputs that belong to other tokens than padding, or to a sample as a whole."""
-    lengths = {other[1] for other in call.inputs.forms if other != use.form}
     pairs = [pair for pair in zip(before, after, strict=False) if pair[0].is_floating_point()]
     if use.has_losses:
         pairs = [(old, new) for old, new in pairs if old.numel() > use.form[0]]
-    part = _part(use.padding, lengths)
+    part = _part(use.padding, _other_lengths(call, use))
     return compare([old for old, _ in pairs], [new for _, new in pairs], part, call.rounding_unit)
+
+
+def _other_lengths(call: ChangedCall, use: PaddingUse) -> set[int]:
+    """The numbers of positions of other sequences of the call."""
+    return {other[1] for other in call.inputs.forms if other != use.form}
 
 
 def _part(padding: TrailingPadding, other_lengths: set[int]) -> Part:
