@@ -184,6 +184,15 @@ class LifecycleSource(RecorderListener):
         for cls in _classes_with_step(base):
             replace(undo, cls, "step", decorate)
 
+        def combined(scheduler: Any, _: None) -> None:  # it takes no step while it is built
+            readings.combined(scheduler, self._name_of(scheduler))
+
+        decorate = wrapping(
+            lambda scheduler, *args, **kwargs: scheduler, guarded(self.name, combined), lambda token: None
+        )
+        for cls in (lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
+            replace(undo, cls, "__init__", decorate)
+
     def scheduler_stepped(self, scheduler: Any) -> None:
         self._record_step(scheduler)
 

@@ -10,18 +10,17 @@ other classes does not count. Where a parameter of the model has the same name, 
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
-from traincheck.sources.recording.call_sites import CallSites, first_line, qualified_name, syntax_tree
+from traincheck.sources.recording.call_sites import CallSites, Function, definition_of, qualified_name, tree_of
 
 MAX_FILES = 1_000
 """Files of a project that are read, in about a tenth of a second. A larger project is not judged."""
@@ -39,19 +38,6 @@ _OWN_STREAM = frozenset(("Generator", "fork_rng", "set_rng_state", "default_rng"
 
 _NO_SOURCE = (".so", ".pyd", ".pyc")
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-_tree_of = functools.lru_cache(maxsize=32)(syntax_tree)
-
-
-def _definition(code: CodeType) -> _Function | None:
-    """The definition of a function in its file."""
-    functions = (node for node in ast.walk(_tree_of(code.co_filename)) if isinstance(node, _Function))
-    where = code.co_name, code.co_firstlineno
-    return next((node for node in functions if (node.name, first_line(node)) == where), None)
-
-
 # -- how a constructor makes an attribute ----------------------------------------------------------------------------
 
 
@@ -64,7 +50,7 @@ def random_site(module: nn.Module, attribute: str, sites: CallSites) -> str:
         constructor = vars(cls).get("__init__")
         if not isinstance(constructor, FunctionType) or cls is nn.Module:
             continue
-        file, function = sites.file_of(constructor.__code__), _definition(constructor.__code__)
+        file, function = sites.file_of(constructor.__code__), definition_of(constructor.__code__)
         if not file or function is None or not function.args.args:
             continue
         made = _values(function, attribute)
@@ -75,7 +61,7 @@ def random_site(module: nn.Module, attribute: str, sites: CallSites) -> str:
     return ""
 
 
-def _values(constructor: _Function, attribute: str) -> list[ast.expr]:
+def _values(constructor: Function, attribute: str) -> list[ast.expr]:
     """The expressions that fill an attribute in a constructor; without any, those that are assigned to it."""
     me = constructor.args.args[0].arg
     assigned: list[ast.expr] = []
@@ -134,7 +120,7 @@ def _name_of(node: ast.AST) -> str:
 class _Scope:
     """A function of the project, with what its names mean."""
 
-    def __init__(self, function: FunctionType, definition: _Function, cls: type | None, depth: int = 0) -> None:
+    def __init__(self, function: FunctionType, definition: Function, cls: type | None, depth: int = 0) -> None:
         self._function, self._definition, self._cls, self._depth = function, definition, cls, depth
         self._arguments = {node.arg for node in ast.walk(definition.args) if isinstance(node, ast.arg)}
         self._locals: dict[str, list[ast.expr]] = {}
@@ -172,7 +158,7 @@ class _Scope:
             return True
         if not isinstance(called, FunctionType) or self._depth >= MAX_CALLS or called.__module__.startswith("torch."):
             return False
-        definition = _definition(called.__code__)
+        definition = definition_of(called.__code__)
         return definition is not None and _Scope(called, definition, self._cls, self._depth + 1)._returns_random()
 
     def _returns_random(self) -> bool:
@@ -221,7 +207,7 @@ def is_handled_elsewhere(module: nn.Module, attribute: str, sites: CallSites, *,
     if len(files) > MAX_FILES or not hasattr(sys.modules.get("__main__"), "__file__"):
         return True  # the cells of a notebook are no files
     return any(
-        _Search(attribute, own, _tree_of(file), is_parameter=is_parameter).is_handled
+        _Search(attribute, own, tree_of(file), is_parameter=is_parameter).is_handled
         for file in files
         if _mentions(file, attribute)
     )
@@ -258,14 +244,14 @@ class _Search(ast.NodeVisitor):
         self.generic_visit(node)
         self._class = outer
 
-    def visit_FunctionDef(self, node: _Function) -> None:
+    def visitFunctionDef(self, node: Function) -> None:
         outer = self._aliases, self._in_constructor
         self._in_constructor = node.name == "__init__" and self._class in self._own
         self._aliases = self._aliases.union(*map(self._aliases_in, ast.walk(node)))
         self.generic_visit(node)
         self._aliases, self._in_constructor = outer
 
-    visit_AsyncFunctionDef = visit_FunctionDef
+    visit_AsyncFunctionDef = visitFunctionDef
 
     def _aliases_in(self, node: ast.AST) -> set[str]:
         """The names that a statement gives to the attribute or to its entries."""

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch

@@ -38,11 +38,6 @@ class DeclaredRun(NamedTuple):
     schedulers: tuple[tuple[Any, str], ...]
 
 
-def is_trainer_imported() -> bool:
-    """Whether the program has imported a trainer that declares its run."""
-    return any(module in sys.modules for module, _ in _TRAINERS)
-
-
 def declared_run() -> DeclaredRun | None:
     """Return what the trainer that makes the current update declares, or None without such a trainer."""
     frame = sys._getframe(1)

@@ -1,24 +1,33 @@
-"""Finds schedules that are as long as the run, but in another unit than the one in which the trainer steps them.
+"""Finds schedules that are as long as the run, but in another unit than the one in which they are stepped.
 
 Note [The unit of a schedule]
-A length does not say what it counts: `T_max=20` may be epochs or updates. A trainer declares both (declared_runs.py).
-A schedule whose length is exactly the number of epochs, although the trainer steps it with each update, is meant for
-epochs. The same holds for the number of updates, or of micro-batches, if the trainer steps it in another unit. No other
-length is judged: a trial, a cycle, and a schedule for a longer run have lengths of their own. The length of a cycle
-that fits into an epoch once or twice is not judged either.
+A length does not say what it counts: `T_max=20` may be epochs or updates. A trainer declares both (declared_runs.py),
+and so do the loops of a program (declared_loops.py). A schedule whose length is exactly the number of epochs, although
+it is stepped with each update, is meant for epochs. The same holds for the number of updates, or of micro-batches, if
+it is stepped in another unit, or never. No other length is judged: a trial, a cycle, and a schedule for a longer run
+have lengths of their own. The length of a cycle that fits into an epoch once or twice is not judged either.
 
-A schedule is noted at the first update. It is reported if it has moved by the next update as the trainer says, because
-a program may step it by itself as well. A warm-up has a length of its own, and a schedule that was restored from a
-checkpoint may have that of an earlier run.
+With a trainer, a schedule is noted at the first update. It is reported if it has moved by the next update as the
+trainer says, because a program may step it by itself as well. In a loop of the program, it shows at the second update
+of its optimizer whether it has moved. If it has not, its step must be missing in the body of the innermost loop,
+because a program may begin late to step it. If the program changes the rate by itself, nothing is said either.
+
+A warm-up has a length of its own, and a schedule that was restored from a checkpoint may have that of an earlier run.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from traincheck.sources.optimizers.declared_runs import EPOCHS, UPDATES, DeclaredRun, declared_run
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from traincheck.sources.optimizers.declared_loops import Place, loops_around, places
+from traincheck.sources.optimizers.declared_runs import BATCHES, EPOCHS, UPDATES, DeclaredRun, declared_run
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.vocab.builtin_rules import SCHEDULER, UNIT
@@ -28,8 +37,21 @@ from traincheck.vocab.facts import facts
 MAX_LOOKS = 3
 """Updates after a scheduler was built in which a trainer is looked for."""
 
+MAX_UPDATES = 12
+"""Updates after a scheduler was built among which the first two of its optimizer are looked for."""
+
 LEAST_LENGTH = 2
 """A schedule of one step shows no unit."""
+
+
+_BY_TRAINER = {
+    UPDATES: "the trainer steps it after each update",
+    EPOCHS: "the trainer steps it after each epoch",
+}
+_BY_LOOP = {
+    UPDATES: "the program steps it after each update",
+    EPOCHS: "the loop around the updates does not step it",
+}
 
 
 class _Origin(NamedTuple):
@@ -37,6 +59,7 @@ class _Origin(NamedTuple):
 
     name: str
     site: str
+    around: list[Place]
 
 
 class _Contradiction(NamedTuple):
@@ -49,20 +72,41 @@ class _Contradiction(NamedTuple):
     text: str
 
 
-class ScheduleUnits(RecorderListener):
-    """Follows the first updates after a scheduler was built."""
+class _FirstUpdate(NamedTuple):
+    """The first update of a scheduler's optimizer: its step, the backwards so far, and the rates and the position of
+    the scheduler."""
 
-    def __init__(self, source: str, recorder: Recorder, length_of: Callable[[Any], int | None]) -> None:
+    step: int
+    backwards: int
+    rates: list[Any]
+    position: int
+
+
+class ScheduleUnits(RecorderListener):
+    """Follows the first updates after a scheduler was built. `name_of` gives the name of an optimizer."""
+
+    def __init__(
+        self,
+        source: str,
+        recorder: Recorder,
+        length_of: Callable[[Any], int | None],
+        name_of: Callable[[Any], str],
+    ) -> None:
         self._recorder = recorder
         self._length_of = length_of
+        self._name_of = name_of
         self._origins: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
         self._noted: list[_Contradiction] = []
+        self._awaited: weakref.WeakKeyDictionary[Any, _FirstUpdate | None] = weakref.WeakKeyDictionary()
         self._looks = 0
         self._follow = recorder.guarded(source, self._update_ends, always=True)
 
     def built(self, scheduler: Any, name: str, site: str) -> None:
-        """Note that the program builds a scheduler."""
-        self._origins[scheduler] = _Origin(name, site)
+        """Note that the program builds a scheduler, perhaps of others."""
+        for part in _parts(scheduler):
+            self._awaited.pop(part, None)
+        self._origins[scheduler] = _Origin(name, site, places(sys._getframe(1), self._recorder.sites))
+        self._awaited[scheduler] = None
         self._looks = 0
         self._recorder.add_listener(self)
 
@@ -76,27 +120,69 @@ class ScheduleUnits(RecorderListener):
             self._stop()
             return
         self._looks += 1
-        run = declared_run()
+        run = declared_run() if self._looks <= MAX_LOOKS else None
         if run is not None:
-            self._noted = self._contradictions(run)
-        if not self._noted and (run is not None or self._looks >= MAX_LOOKS):
+            new = tuple((scheduler, unit) for scheduler, unit in run.schedulers if _position(scheduler) == 0)
+            self._noted = self._contradictions(run._replace(schedulers=new), _BY_TRAINER)
+            if not self._noted:
+                self._stop()
+            return
+        self._follow_loops()
+        if not self._awaited or self._looks >= MAX_UPDATES:
             self._stop()
 
     def _stop(self) -> None:
         self._noted = []
+        self._awaited.clear()
         self._recorder.remove_listener(self)
 
-    def _contradictions(self, run: DeclaredRun) -> list[_Contradiction]:
+    def _follow_loops(self) -> None:
+        """Judge the schedulers whose optimizer has made its second update, in a loop of the program."""
+        steps = self._recorder.steps
+        for scheduler, first in list(self._awaited.items()):
+            step, position = steps.last_steps.get(self._name_of(scheduler.optimizer)), _position(scheduler)
+            if step is None or (first is not None and step == first.step):
+                continue  # the update is that of another optimizer
+            rates = [group["lr"] for group in scheduler.optimizer.param_groups if isinstance(group.get("lr"), float)]
+            if first is None and position in (0, 1) and self._lengths_of(scheduler):
+                self._awaited[scheduler] = _FirstUpdate(step, steps.backwards, rates, position)
+                continue
+            del self._awaited[scheduler]
+            if first is None or position is None:
+                continue
+            moved = position > first.position
+            if moved or rates == first.rates:
+                run = self._declared_by_loops(scheduler, steps.backwards - first.backwards, moved)
+                for found in self._contradictions(run, _BY_LOOP) if run is not None else ():
+                    self._report(found)
+
+    def _declared_by_loops(self, scheduler: Any, backwards: int, moved: bool) -> DeclaredRun | None:
+        """What the loops declare around an update with so many backwards, and whether its scheduler moves with it."""
+        loops = loops_around(sys._getframe(1), self._recorder.sites, self._origins[scheduler].around)
+        times = [loop.times for loop in loops if loop.times is not None]
+        if not times or len(times) < len(loops) or not backwards:
+            return None
+        if not moved and not all(isinstance(stepped, Optimizer | GradScaler) for stepped in loops[-1].stepped):
+            return None
+        batches, epochs = math.prod(times), times[0] if len(times) > 1 else 1
+        in_epoch = math.ceil(batches // epochs / backwards), batches // epochs
+        lengths = {BATCHES: batches, UPDATES: epochs * in_epoch[0]} | ({EPOCHS: epochs} if len(times) > 1 else {})
+        chosen = frozenset({EPOCHS} if moved else {BATCHES, UPDATES}) & lengths.keys()  # others may make backwards, too
+        return DeclaredRun(lengths, chosen, in_epoch, ((scheduler, UPDATES if moved else EPOCHS),))
+
+    def _contradictions(self, run: DeclaredRun, pace: dict[str, str]) -> list[_Contradiction]:
         noted = []
         for scheduler, unit in run.schedulers:
             lengths = self._lengths_of(scheduler)
-            if _position(scheduler) != 0 or run.lengths.get(unit) in lengths:
+            if run.lengths.get(unit) in lengths:
                 continue
             for other in sorted(run.chosen - {unit}):
                 length = run.lengths[other]
                 is_cycle = unit == UPDATES and (length in run.epoch or 2 * length in run.epoch)
                 if length in lengths and not is_cycle:
-                    text = _text(length, other, unit, run.lengths.get(unit))
+                    number = run.lengths.get(unit)
+                    text = f"it was made for {length} steps, the number of {other} of the run, but {pace[unit]}"
+                    text += "" if number is None else f", and the run has {number} {unit}"
                     steps = 1 if unit == UPDATES else 0
                     noted.append(_Contradiction(weakref.ref(scheduler), lengths[length], steps, text))
                     break
@@ -108,9 +194,9 @@ class ScheduleUnits(RecorderListener):
         Schedulers that run together have a length each. A sequence has that of all its parts. After a warm-up alone,
         the last part may be meant for the whole run as well. (After a constant rate, it is a decay at the end.)
         """
-        attributes = getattr(scheduler, "__dict__", {})
-        parts, ends = attributes.get("_schedulers"), attributes.get("_milestones")
-        if isinstance(parts, list | tuple) and parts:
+        attributes, parts = getattr(scheduler, "__dict__", {}), _parts(scheduler)
+        if parts:
+            ends = attributes.get("_milestones")
             if not ends:
                 return {length: origin for part in parts for length, origin in self._lengths_of(part).items()}
             last = self._lengths_of(parts[-1])
@@ -123,9 +209,11 @@ class ScheduleUnits(RecorderListener):
 
     def _judge(self, contradiction: _Contradiction) -> None:
         scheduler = contradiction.scheduler()
-        if scheduler is None or _position(scheduler) != contradiction.steps:
-            return
-        name, site = contradiction.origin
+        if scheduler is not None and _position(scheduler) == contradiction.steps:
+            self._report(contradiction)
+
+    def _report(self, contradiction: _Contradiction) -> None:
+        name, site, _ = contradiction.origin
         seq = self._recorder.next_seq()
         reading = Reading(seq, NO_CALL, name, SCHEDULER, UNIT, contradiction.text, context=facts(site=site))
         self._recorder.record_reading(reading)
@@ -133,20 +221,19 @@ class ScheduleUnits(RecorderListener):
 
 def _position(scheduler: Any) -> int | None:
     """The number of steps that a scheduler has made. Some that combine others do not count, and their parts do."""
-    attributes = getattr(scheduler, "__dict__", {})
-    position, parts = attributes.get("last_epoch"), attributes.get("_schedulers")
-    if position is None and isinstance(parts, list | tuple) and parts:
+    position, parts = getattr(scheduler, "__dict__", {}).get("last_epoch"), _parts(scheduler)
+    if position is None and parts:
         return _position(parts[0])
     return position if isinstance(position, int) else None
+
+
+def _parts(scheduler: Any) -> list[Any] | tuple[Any, ...]:
+    """The schedulers that a scheduler combines."""
+    parts = getattr(scheduler, "__dict__", {}).get("_schedulers")
+    return parts if isinstance(parts, list | tuple) else ()
 
 
 def _rises(scheduler: Any) -> bool:
     """Whether a LinearLR rises to the rate of its optimizer."""
     start, end = (getattr(scheduler, f"{name}_factor", None) for name in ("start", "end"))
     return start is not None and end is not None and bool(end >= start)
-
-
-def _text(length: int, other: str, unit: str, number: int | None) -> str:
-    run = "" if number is None else f", and the run has {number} {unit}"
-    pace = "after each epoch" if unit == EPOCHS else "after each update"
-    return f"it was made for {length} steps, the number of {other} of the run, but the trainer steps it {pace}{run}"

@@ -82,15 +82,21 @@ class ScheduleReadings(RecorderListener):
             stepped = self._catalog.add_optimizer(_without_wrapper(optimizer))
             self._unstepped[stepped] = _Unstepped(name, self._recorder.sites.here(), weakref.ref(scheduler))
 
+    def combined(self, scheduler: Any, name: str) -> None:
+        """Note that the program builds a scheduler of others."""
+        if self._reads_units:
+            self._note_unit(scheduler, name)
+
     def _note_unit(self, scheduler: Any, name: str) -> None:
         if self._units is None:
-            from traincheck.sources.optimizers.declared_runs import is_trainer_imported  # not before a scheduler
+            from traincheck.sources.optimizers.schedule_units import ScheduleUnits  # not before a scheduler
 
-            if not is_trainer_imported():
-                return
-            from traincheck.sources.optimizers.schedule_units import ScheduleUnits
-
-            self._units = ScheduleUnits("lifecycle", self._recorder, lambda schedule: _total(schedule, TOTALS))
+            self._units = ScheduleUnits(
+                "lifecycle",
+                self._recorder,
+                lambda schedule: _total(schedule, TOTALS),
+                lambda optimizer: self._catalog.add_optimizer(_without_wrapper(optimizer)),
+            )
         self._units.built(scheduler, name, self._recorder.sites.here())
 
     def stepped(self, optimizer: Any) -> None:

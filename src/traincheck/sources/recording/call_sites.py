@@ -39,7 +39,20 @@ def syntax_tree(filename: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+tree_of = functools.lru_cache(maxsize=32)(syntax_tree)
+"""`syntax_tree`, remembered for some files."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definition_of(code: CodeType) -> Function | None:
+    """The definition of a function in its file; None where the source does not show it."""
+    functions = (node for node in ast.walk(tree_of(code.co_filename)) if isinstance(node, Function))
+    where = code.co_name, code.co_firstlineno
+    return next((node for node in functions if (node.name, first_line(node)) == where), None)
+
+
+def first_line(function: Function) -> int:
     """The line of a function in its code object: that of the first decorator."""
     return min((decorator.lineno for decorator in function.decorator_list), default=function.lineno)
 

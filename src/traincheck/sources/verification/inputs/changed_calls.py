@@ -36,6 +36,7 @@ class _ModuleCall(NamedTuple):
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
 
+
 class ChangedCall:
     """A call of a model that is executed again with changed inputs, after its backward.
 

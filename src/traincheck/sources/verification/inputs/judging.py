@@ -190,7 +190,9 @@ def _shift(call: ChangedCall, index: int, shift: Shift) -> Iterator[Judgement]:
             NEXT_TOKEN, UNDECIDED, "its output depends on the target through a latent, as in an autoencoder"
         )
         return
-    yield Judgement(NEXT_TOKEN, verdict, text, call.smallest_module(change.constant, change.arguments) if sees_it else "")
+    yield Judgement(
+        NEXT_TOKEN, verdict, text, call.smallest_module(change.constant, change.arguments) if sees_it else ""
+    )
 
 
 def _sees_latent_alone(
