@@ -164,7 +164,7 @@ EVALUATES_TRAINED = Property(IS_CURRENT, STALE_COPY, "in an evaluation")
 AVERAGES_TRAINED = Property(AVERAGES, NO_AVERAGE, "the trained weights")
 READS_ANOTHER = Property(AVERAGES, SELF_UPDATE, "the weights of another model")
 IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the run")
-COUNTS_ITS_STEPS = Property(COUNTS, SCHEDULE_UNIT, "the steps that the trainer makes")
+COUNTS_ITS_STEPS = Property(COUNTS, SCHEDULE_UNIT, "the steps that its run makes")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
 MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
@@ -251,7 +251,7 @@ _SENTENCES = {
     ARE_ADDED: "ranks combine their parts of a gradient by a sum or a mean",
     READS_ANOTHER: "an update of a copy of a model reads the weights of another model",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
-    COUNTS_ITS_STEPS: "a trainer steps a schedule that is made for its run in the unit of its length",
+    COUNTS_ITS_STEPS: "a schedule that is made for its run is stepped in the unit of its length",
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     TWO_HEADS: "two predictions from one input that have a loss each, or of which one is taken, are of two modules",
