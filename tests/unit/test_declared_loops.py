@@ -81,6 +81,15 @@ def one_epoch(t: Training, epoch: int) -> None:
         t.update(x, y)
 
 
+def parts_of_a_permutation(schedule: Schedule) -> None:
+    t = Training(schedule)
+    x, y = t.loader.dataset.tensors  # type: ignore[attr-defined]
+    for _ in range(EPOCHS):
+        for chosen in torch.randperm(len(x)).split(SAMPLES):
+            t.update(x[chosen], y[chosen])
+        t.scheduler.step()
+
+
 def each_group(schedule: Schedule, size: int = 2, steps: bool = True) -> None:
     t = Training(schedule)
     for _ in range(EPOCHS):
@@ -167,6 +176,7 @@ def resumed(schedule: Schedule) -> None:
         partial(each_epoch, lambda o: schedules.OneCycleLR(o, 0.1, total_steps=EPOCHS * BATCHES)),
         partial(each_epoch, after_warm_up(EPOCHS * BATCHES - 5)),
         partial(never, cosine(EPOCHS * BATCHES)),
+        partial(parts_of_a_permutation, cosine(EPOCHS * BATCHES)),
         partial(each_group, cosine(EPOCHS * 5), steps=False),
         partial(two_optimizers, cosine(EPOCHS)),
     ],
@@ -187,6 +197,7 @@ def test_a_length_in_another_unit_is_an_error(tmp_path: Path, program: Callable[
         partial(each_group, cosine(EPOCHS * 5)),
         partial(each_group, cosine(EPOCHS * BATCHES)),  # a schedule for other batches is nobody's unit
         partial(each_group, cosine(EPOCHS), size=BATCHES),  # each epoch has one update
+        partial(parts_of_a_permutation, cosine(EPOCHS)),
         partial(late, cosine(EPOCHS * BATCHES)),
         partial(warmed_up_by_hand, cosine(EPOCHS * BATCHES)),
         partial(generated, cosine(EPOCHS * BATCHES)),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import operator
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
@@ -29,6 +30,8 @@ Place = tuple[CodeType, int]
 _Loop = ast.For | ast.AsyncFor | ast.While
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _RANGES = ("range", "trange")
+_UP_TO = ("randperm", "permutation")
+"""Functions whose result has as many elements as their argument says."""
 _OF_FIRST = ("enumerate", "tqdm", "track", "list", "tuple", "reversed", "sorted")
 """Functions whose result has as many elements as their first argument."""
 _ARITHMETIC = {
@@ -120,6 +123,11 @@ def _length(node: ast.expr, values: Mapping[str, Any]) -> int | None:
             return len(range(*numbers)) if all(numbers[2:]) and None not in numbers else None  # type: ignore[arg-type]
         if name in _OF_FIRST:
             return _length(node.args[0], values)
+        if name in _UP_TO:
+            return _integer(node.args[0], values)
+        if name == "split" and isinstance(node.func, ast.Attribute):  # of a tensor, into parts of this size
+            whole, size = _length(node.func.value, values), _integer(node.args[0], values)
+            return math.ceil(whole / size) if whole is not None and size else None
         lengths = [_length(argument, values) for argument in node.args] if name == "zip" else [None]
         return None if None in lengths else min(lengths)  # type: ignore[type-var]
     value = _value(node, values)
@@ -150,6 +158,8 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
         return None if hasattr(type(held), "__get__") else held
     if isinstance(node, ast.Subscript):
         held, key = _value(node.value, values), _value(node.slice, values)
+        if type(held) in (list, tuple) and type(key) is int:
+            return held[key] if -len(held) <= key < len(held) else None
         return held.get(key) if type(held) is dict and isinstance(key, str) else None
     if isinstance(node, ast.Call) and len(node.args) == 1 and _last_name(node.func) in ("len", "int"):
         read = _length if _last_name(node.func) == "len" else _integer
