@@ -37,6 +37,34 @@ def after_warm_up(length: int) -> Schedule:
     return build
 
 
+def falling(length: int) -> Schedule:
+    return lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 1 - 0.9 * step / length)
+
+
+class Engine:
+    """Owns the update, which it makes after each second batch."""
+
+    def __init__(self, training: Training) -> None:
+        self.optimizer, self.scheduler, self.batches = training.optimizer, training.scheduler, 0
+
+    def step(self) -> None:
+        self.batches += 1
+        if self.batches % 2 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+
+class ForgetfulEngine(Engine):
+    """Has the schedule, and does not step it."""
+
+    def step(self) -> None:
+        self.batches += 1
+        if self.batches % 2 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
 class Training:
     """A model with its data, optimizer and schedule. Its methods are loops."""
 
@@ -88,6 +116,15 @@ def parts_of_a_permutation(schedule: Schedule) -> None:
         for chosen in torch.randperm(len(x)).split(SAMPLES):
             t.update(x[chosen], y[chosen])
         t.scheduler.step()
+
+
+def by_an_engine(schedule: Schedule, kind: type[Engine] = Engine) -> None:
+    t = Training(schedule)
+    engine = kind(t)
+    for _ in range(EPOCHS):
+        for x, y in t.loader:
+            F.cross_entropy(t.model(x), y).backward()
+            engine.step()
 
 
 def each_group(schedule: Schedule, size: int = 2, steps: bool = True) -> None:
@@ -177,6 +214,8 @@ def resumed(schedule: Schedule) -> None:
         partial(each_epoch, after_warm_up(EPOCHS * BATCHES - 5)),
         partial(never, cosine(EPOCHS * BATCHES)),
         partial(parts_of_a_permutation, cosine(EPOCHS * BATCHES)),
+        partial(each_epoch, falling(EPOCHS * BATCHES)),
+        partial(by_an_engine, cosine(EPOCHS * BATCHES // 2), ForgetfulEngine),
         partial(each_group, cosine(EPOCHS * 5), steps=False),
         partial(two_optimizers, cosine(EPOCHS)),
     ],
@@ -198,6 +237,8 @@ def test_a_length_in_another_unit_is_an_error(tmp_path: Path, program: Callable[
         partial(each_group, cosine(EPOCHS * BATCHES)),  # a schedule for other batches is nobody's unit
         partial(each_group, cosine(EPOCHS), size=BATCHES),  # each epoch has one update
         partial(parts_of_a_permutation, cosine(EPOCHS)),
+        partial(by_an_engine, cosine(EPOCHS * BATCHES // 2)),
+        partial(each_epoch, falling(EPOCHS)),
         partial(late, cosine(EPOCHS * BATCHES)),
         partial(warmed_up_by_hand, cosine(EPOCHS * BATCHES)),
         partial(generated, cosine(EPOCHS * BATCHES)),

@@ -65,6 +65,7 @@ ATTENTION, HEADS = "attention", "heads"
 RANDOM_WEIGHTS, SHARED_HEAD = "random_weights", "shared_head"
 GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 CLIPPING, SHARDS = "clipping", "shards"
+LOADER, WORKER_SAMPLES = "loader", "worker_samples"
 OWN_WEIGHTS, REUSED, UNIT = "own_weights", "reused_gradients", "unit"
 """The kinds and attributes of readings."""
 
@@ -79,7 +80,7 @@ ACTIVE_DROPOUT, ACTIVE_NORMALISATION = "dropout", "normalisation"
 """Values of readings of layers that are active in a call without gradients."""
 UNREAD_BY_OPTIMIZER, REPLACED_OPTIMIZER = f"optimizer.{UNREAD_SETTINGS}", f"optimizer.{REPLACED}"
 REPLACED_WITHOUT_LOADER, USED_AGAIN = (f"optimizer.{name}" for name in (REPLACED_OVER_SAMPLES, REUSED))
-STALE_COPY = f"{MODEL}.{STALE}"
+STALE_COPY, SAME_SAMPLES = f"{MODEL}.{STALE}", f"{LOADER}.{WORKER_SAMPLES}"
 UNSTEPPED_SCHEDULER, SCHEDULE_UNIT = f"{SCHEDULER}.{NEVER_STEPPED}", f"{SCHEDULER}.{UNIT}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
 MERGED_HEADS, ONE_HEAD = f"{ATTENTION}.{HEADS}", f"module.{SHARED_HEAD}"
@@ -167,6 +168,7 @@ IS_STEPPED = Property(HAS_TAKEN_EFFECT, UNSTEPPED_SCHEDULER, "by the end of the 
 COUNTS_ITS_STEPS = Property(COUNTS, SCHEDULE_UNIT, "the steps that its run makes")
 CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
+DIVIDES_DATA = Property(DIFFERS_FROM_OTHERS, SAME_SAMPLES, "of another worker")
 MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
 TWO_HEADS = Property(IS_SEPARATE, ONE_HEAD, "if it has a loss of its own")
 ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
@@ -191,6 +193,7 @@ REPORTED_ERRORS = {
     SELF_UPDATE: READS_ANOTHER,
     UNSTEPPED_SCHEDULER: IS_STEPPED,
     SCHEDULE_UNIT: COUNTS_ITS_STEPS,
+    SAME_SAMPLES: DIVIDES_DATA,
     IDLE_AUTOCAST: CASTS,
     MERGED_HEADS: MERGES_HEADS,
     ONE_HEAD: TWO_HEADS,
@@ -252,6 +255,7 @@ _SENTENCES = {
     READS_ANOTHER: "an update of a copy of a model reads the weights of another model",
     IS_STEPPED: "a run of several passes over the data steps the scheduler that it builds for an optimizer",
     COUNTS_ITS_STEPS: "a schedule that is made for its run is stepped in the unit of its length",
+    DIVIDES_DATA: "the workers of a data loader read different samples",
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     TWO_HEADS: "two predictions from one input that have a loss each, or of which one is taken, are of two modules",

@@ -11,7 +11,7 @@ DIAGNOSIS = Diagnosis(
     problem="The constructor of a module, or a function that initializes weights, sets the seed each time. So several "
     "layers have the same weights, and learn the same.",
     advice=("Set the seed once, at the start of the program, and never in a module or an initialization function.",),
-    explains=(Match(verb=STARTS_DIFFER.verb),),
+    explains=(Match(verb=STARTS_DIFFER.verb, object=STARTS_DIFFER.object),),
     priority=5,
     priority_reason="It affects the start of the training, and errors of the loop matter more.",
     example="""\

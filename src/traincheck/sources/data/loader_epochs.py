@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, 
 
 from traincheck.sources.data.loader_workers import Rounds
 from traincheck.sources.data.random_states import combined
+from traincheck.sources.data.worker_samples import WorkerSamples
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 from traincheck.vocab.facts import Facts, FactValue
 
@@ -31,7 +32,8 @@ class LoaderEpoch:
     `batches` counts the fetched batches, `length` is how many the loader announced. `order` is a fingerprint of the
     first of them. `args` holds the batch size.
     `from_start` says that TrainCheck saw the epoch from its beginning. `torch_only` says that no code of the program
-    runs while the loader fetches. `epoch_index` counts earlier epochs of the same iterator.
+    runs while the loader fetches. `epoch_index` counts earlier epochs of the same iterator. `samples` are those of each
+    worker, where they are compared.
     """
 
     __slots__ = (
@@ -46,6 +48,7 @@ class LoaderEpoch:
         "order",
         "receiver",
         "rounds",
+        "samples",
         "torch_only",
         "workers",
     )
@@ -70,6 +73,7 @@ class LoaderEpoch:
         self.torch_only = torch_only
         self.epoch_index = 0
         self.rounds: Rounds | None = None
+        self.samples: WorkerSamples | None = None
         self.restart()
         self.epoch_index = 0
 
@@ -79,6 +83,7 @@ class LoaderEpoch:
         self.batches = 0
         self.order: int | None = None
         self.exhausted = False
+        self.samples = None
 
 
 def is_torch_only(loader: DataLoader[Any]) -> bool:

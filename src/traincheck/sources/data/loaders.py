@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from traincheck.sources.base import replace, wrapping
@@ -33,19 +33,21 @@ from traincheck.sources.data.loader_epochs import (
 from traincheck.sources.data.loader_workers import KIND as WORKER
 from traincheck.sources.data.loader_workers import LoaderWorkers
 from traincheck.sources.data.random_states import STREAMS, stream_fingerprint
+from traincheck.sources.data.worker_samples import WorkerSamples
 from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import deferred_fingerprints, dtype_name, hidden_from_modes, shape_of
 from traincheck.sources.tensors.value_facts import ValueRequest, readable_memory, value_facts
+from traincheck.vocab.builtin_rules import LOADER, WORKER_SAMPLES
 from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import ANNOUNCED, LIFECYCLE, LIVE, NO_CALL, RESULT, Reading, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue, facts
 
 NEXT = ("torch.utils.data.DataLoader.__next__",)
 ITER = ("torch.utils.data.DataLoader.__iter__",)
-LOADER, RANDOM = "loader", "random"
+RANDOM = "random"
 LENGTH, BATCHES, ORDER, BEGUN_ORDER = "length", "batches", "order", "begun_order"
 SETTINGS: dict[str, tuple[str, Callable[[Any], FactValue]]] = {
     LENGTH: (ANNOUNCED, announced_length),
@@ -101,6 +103,7 @@ class LoaderSource:
         self._numbers = itertools.count(1)
         self._opened = _Opened()
         self._workers = LoaderWorkers()
+        self._compared: set[str] = set()  # loaders whose workers were compared
         self._summaries: dict[tuple[Any, ...], TensorSummary] = {}
 
     def offers(self) -> str | None:
@@ -110,6 +113,7 @@ class LoaderSource:
         self._recorder = recorder
         self._settings = [name for name in SETTINGS if demand.takes_reading(LOADER, name)]
         self._results = [name for name in (BATCHES, ORDER, BEGUN_ORDER) if demand.takes_reading(LOADER, name)]
+        self._reads_samples = demand.takes_reading(LOADER, WORKER_SAMPLES)
         self._streams = [name for name in STREAMS if demand.takes_reading(RANDOM, name)]
         self._reads = ValueRequest.of(demand, NEXT)
         self._tensors = bool(self._reads) or demand.reads_values(NEXT, TENSORS)
@@ -189,6 +193,9 @@ class LoaderSource:
             number, torch_only = next(self._numbers), is_torch_only(loader)
             size, length = batch_size(loader), announced_length(loader)
             epoch = LoaderEpoch(receiver, number, loader.num_workers, size, torch_only=torch_only, length=length)
+        is_divided = loader.num_workers > 1 and isinstance(loader.dataset, IterableDataset)
+        if is_divided and self._reads_samples and receiver not in self._compared:
+            epoch.samples = WorkerSamples(loader.num_workers, self._recorder.sites.here())
         key = id(iterator)
         on_deleted = self._recorder.guarded(self.name, lambda _: self._iterator_deleted(key), always=True)
         self._epochs[key] = weakref.ref(iterator, on_deleted), epoch
@@ -301,6 +308,8 @@ class LoaderSource:
         if fetch.watched or epoch.rounds is not None:
             self._fetched(fetch)
         epoch.batches += 1
+        if epoch.samples is not None:
+            self._compare_workers(epoch, epoch.samples, batch)
         if call is not None and epoch.batches == 1 and epoch.order is None and ORDER in self._results:
             epoch.order = order_of_batch(batch)
         is_first = epoch.batches == 1 and epoch.from_start and epoch.order is not None
@@ -324,12 +333,28 @@ class LoaderSource:
                 recorder.abandon(call)
             return
         first, epoch.exhausted = not epoch.exhausted, True
+        if epoch.samples is not None:
+            self._compare_workers(epoch, epoch.samples, None)
         if call is not None:
             if first:
                 self._record_workers(epoch, call.seq)
                 self._record_epoch(epoch, call.seq)
             recorder.leave(call, _LAST[True])
         recorder.steps.fetch_ends(fetch.began, exhausted_at=recorder.next_seq())
+
+    def _compare_workers(self, epoch: LoaderEpoch, samples: WorkerSamples, batch: Any) -> None:
+        """Report that the workers of a loader read the same samples, at its next batch, or at the end of a pass."""
+        if batch is None:
+            found, ends = samples.found(is_over=True) if samples.batches == epoch.batches else "", True
+        else:
+            tensors = [tensor for _, tensor in itertools.islice(tensors_in(batch, RESULT), MAX_TENSORS)]
+            ends = not samples.add(tensors) or samples.batches != epoch.batches
+            found = "" if ends else samples.found(is_over=False)
+        if found or ends:
+            epoch.samples = None
+            self._compared.add(epoch.receiver)
+        if found:
+            self._read(epoch.receiver, LOADER, WORKER_SAMPLES, found, LIVE, NO_CALL, facts(site=samples.site))
 
     def _fetched(self, fetch: _Fetch) -> None:
         if fetch.watched:

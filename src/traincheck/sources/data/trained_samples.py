@@ -11,25 +11,18 @@ read, because their digests would have to be fetched in each step.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
+from traincheck.sources.data.row_digests import RowDigests
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.deferred_values import is_on_host
-from traincheck.sources.tensors.reading import as_integers, hidden_from_modes, local_tensor
+from traincheck.sources.tensors.reading import hidden_from_modes
 
 MAX_SAMPLES, MAX_BATCHES = 100_000, 4096
 """Samples and batches that are kept (some 10 MB). Programs with larger passes have a loader as a rule."""
-
-MAX_COLUMNS = 64
-"""Elements of each row that are read, spread over the row: they tell samples apart."""
-
-MAX_ELEMENTS = 4_000_000
-"""Larger inputs cost too much if they must be copied to read their rows."""
 
 MAX_TENSORS = 8
 """Tensors of a call that are read. A graph may have thousands."""
@@ -67,7 +60,7 @@ class TrainedSamples:
         self._read: list[_Batch] = []
         self._first: dict[int, int] = {}  # by digest: the batch
         self._repetitions = 0
-        self._factors: torch.Tensor | None = None
+        self._digests = RowDigests()
         self.is_over = False
 
     def end(self) -> None:
@@ -82,10 +75,9 @@ class TrainedSamples:
             self.end()  # a loader says where passes end
             return
         with hidden_from_modes():
-            try:
-                digests = self._digests(list(_tensors((*args, *keywords.values()))), id(model))
-            except (RuntimeError, NotImplementedError):  # tensors of other layouts have no shape
-                digests = []
+            digests = [
+                hash((digest, id(model))) for digest in self._digests.of([*_tensors((*args, *keywords.values()))])
+            ]
         number = self.batches
         self.batches += 1
         origins = [self._first[digest] for digest in digests if digest in self._first]
@@ -113,31 +105,6 @@ class TrainedSamples:
         rows = sum(batch.rows for batch in later)
         again = sum(begin <= origin < end for batch in later for origin in batch.origins)
         return again >= FEWEST_SAMPLES and again >= NEARLY_ALL * rows
-
-    def _digests(self, tensors: Sequence[torch.Tensor], model: int) -> list[int]:
-        """A digest for each row of the tensors, which are the input of one model; none if they cannot be read."""
-        rows = [tensor.shape[0] for tensor in tensors if tensor.dim()][:1]
-        total: torch.Tensor | None = None
-        for tensor in tensors:
-            if not tensor.dim() or tensor.shape[0] != rows[0] or not tensor.numel():
-                continue  # a setting, a mask for all rows
-            dense = local_tensor(tensor)
-            if dense is None or not is_on_host(dense) or (dense.numel() > MAX_ELEMENTS and not dense.is_contiguous()):
-                return []
-            columns = dense.detach().reshape(dense.shape[0], -1)
-            step = -(-columns.shape[1] // MAX_COLUMNS)
-            bits = as_integers(columns[:, ::step]).reshape(columns.shape[0], -1).to(torch.int64)
-            part = (bits * self._multipliers()[: bits.shape[1]]).sum(dim=1)
-            total = part if total is None else total * 31 + part
-        return [] if total is None else (total * 31 + model).tolist()
-
-    def _multipliers(self) -> torch.Tensor:
-        """Odd numbers that weigh the elements of a row, complex ones as two."""
-        if self._factors is None:
-            numbers = random.Random(0)  # none of the program is drawn
-            odd = [numbers.getrandbits(63) | 1 for _ in range(2 * MAX_COLUMNS)]
-            self._factors = torch.tensor(odd, dtype=torch.int64, device="cpu")
-        return self._factors
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:

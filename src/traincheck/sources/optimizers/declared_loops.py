@@ -53,32 +53,46 @@ def places(frame: FrameType | None, sites: CallSites) -> list[Place]:
     return found
 
 
-class DeclaredLoop(NamedTuple):
-    """A loop: how many times it runs, None if unknown, and the objects on which its body calls `step`.
+class DeclaredLoops(NamedTuple):
+    """How many times each loop runs, outermost first, None if unknown; and the objects on which the body of the
+    innermost one calls `step`.
 
-    An object is None if reading it could execute code of the program.
+    The body goes on in the functions that are running. An object whose method is running is left out. An object is None
+    if reading it could execute code of the program.
     """
 
-    times: int | None
+    times: list[int | None]
     stepped: list[Any]
 
 
-def loops_around(frame: FrameType | None, sites: CallSites, earlier: list[Place]) -> list[DeclaredLoop]:
-    """The loops of the project around `frame`, outermost first, without those around one of the `earlier` places."""
-    found = []
+def loops_around(frame: FrameType | None, sites: CallSites, earlier: list[Place]) -> DeclaredLoops:
+    """The loops of the project around `frame`, without those around one of the `earlier` places."""
+    times, stepped, running = list[int | None](), list[Any](), list[Any]()
     while frame is not None:
         code = frame.f_code
         if sites.file_of(code):
             before = [line for other, line in earlier if other is code]
-            loops = (loop for loop in _loops_of(code, frame.f_lineno) if not any(_has_in_body(loop, n) for n in before))
-            found += [DeclaredLoop(_times(loop, frame), _stepped(loop, frame)) for loop in loops]
+            loops = [loop for loop in _loops_of(code, frame.f_lineno) if not any(_has_in_body(loop, n) for n in before)]
+            if not times:
+                body = loops[0].body if loops else getattr(_scope_of(code), "body", [])
+                stepped += _stepped(body, frame)
+                running.append(local_values(frame, ("self",)).get("self"))
+            times += [_times(loop, frame) for loop in loops]
         frame = frame.f_back
-    return found[::-1]
+    return DeclaredLoops(times[::-1], [held for held in stepped if held is None or not _is_among(held, running)])
+
+
+def _is_among(held: Any, objects: list[Any]) -> bool:
+    return any(held is other for other in objects)
+
+
+def _scope_of(code: CodeType) -> ast.AST | None:
+    return tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
 
 
 def _loops_of(code: CodeType, line: int) -> list[_Loop]:
     """The loops of a function around a line of it, innermost first."""
-    scope = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
+    scope = _scope_of(code)
     if scope is None:
         return []
     return [node for node in _statements(scope) if isinstance(node, _Loop) and _has_in_body(node, line)][::-1]
@@ -100,8 +114,8 @@ def _times(loop: _Loop, frame: FrameType) -> int | None:
     return None if isinstance(loop, ast.While) else _length(loop.iter, _values_for(loop.iter, frame))
 
 
-def _stepped(loop: _Loop, frame: FrameType) -> list[Any]:
-    calls = (node for statement in loop.body for node in ast.walk(statement) if isinstance(node, ast.Call))
+def _stepped(body: list[ast.stmt], frame: FrameType) -> list[Any]:
+    calls = (node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Call))
     functions = (call.func for call in calls)
     receivers = [f.value for f in functions if isinstance(f, ast.Attribute) and f.attr == "step"]
     return [_value(receiver, _values_for(receiver, frame)) for receiver in receivers]

@@ -159,14 +159,18 @@ class ScheduleUnits(RecorderListener):
     def _declared_by_loops(self, scheduler: Any, backwards: int, moved: bool) -> DeclaredRun | None:
         """What the loops declare around an update with so many backwards, and whether its scheduler moves with it."""
         loops = loops_around(sys._getframe(1), self._recorder.sites, self._origins[scheduler].around)
-        times = [loop.times for loop in loops if loop.times is not None]
-        if not times or len(times) < len(loops) or not backwards:
+        times = [length for length in loops.times if length is not None]
+        if not times or len(times) < len(loops.times) or not backwards:
             return None
-        if not moved and not all(isinstance(stepped, Optimizer | GradScaler) for stepped in loops[-1].stepped):
+        if not moved and not all(isinstance(stepped, Optimizer | GradScaler) for stepped in loops.stepped):
             return None
         batches, epochs = math.prod(times), times[0] if len(times) > 1 else 1
         in_epoch = math.ceil(batches // epochs / backwards), batches // epochs
         lengths = {BATCHES: batches, UPDATES: epochs * in_epoch[0]} | ({EPOCHS: epochs} if len(times) > 1 else {})
+        if not moved:  # an incomplete group at the end of an epoch or of the run makes an update or none
+            rounded = (epochs * (in_epoch[1] // backwards), batches // backwards, math.ceil(batches / backwards))
+            own = self._lengths_of(scheduler)
+            lengths[UPDATES] = next((length for length in rounded if length in own), lengths[UPDATES])
         chosen = frozenset({EPOCHS} if moved else {BATCHES, UPDATES}) & lengths.keys()  # others may make backwards, too
         return DeclaredRun(lengths, chosen, in_epoch, ((scheduler, UPDATES if moved else EPOCHS),))
 

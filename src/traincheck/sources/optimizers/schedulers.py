@@ -8,7 +8,9 @@ begin to step it late.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -94,7 +96,7 @@ class ScheduleReadings(RecorderListener):
             self._units = ScheduleUnits(
                 "lifecycle",
                 self._recorder,
-                lambda schedule: _total(schedule, TOTALS),
+                _length,
                 lambda optimizer: self._catalog.add_optimizer(_without_wrapper(optimizer)),
             )
         self._units.built(scheduler, name, self._recorder.sites.here())
@@ -154,6 +156,24 @@ def _total(scheduler: Any, names: tuple[str, ...]) -> int | None:
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
     return None
+
+
+def _length(scheduler: Any) -> int | None:
+    """The number of steps that a scheduler was made for; for a function of the program, the largest number in it."""
+    total = _total(scheduler, TOTALS)
+    functions = vars(scheduler).get("lr_lambdas", ()) if total is None else ()
+    return max((number for function in functions for number in _numbers_in(function)), default=total)
+
+
+def _numbers_in(function: Any) -> list[int]:
+    """The integers that are bound to a function, or that it has of the function around it."""
+    if isinstance(function, functools.partial):
+        held = [*function.args, *function.keywords.values()]
+    elif isinstance(function, FunctionType):
+        held = [*inspect.getclosurevars(function).nonlocals.values()]
+    else:
+        held = []
+    return [value for value in held if type(value) is int]
 
 
 def _without_wrapper(optimizer: Any) -> Any:
