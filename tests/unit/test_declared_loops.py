@@ -41,6 +41,12 @@ def falling(length: int) -> Schedule:
     return lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 1 - 0.9 * step / length)
 
 
+def falling_by_batches(length: int) -> Schedule:
+    """Counts epochs, and computes with batches."""
+    batches = BATCHES
+    return lambda optimizer: schedules.LambdaLR(optimizer, lambda epoch: 1 - 0.9 * epoch * batches / length)
+
+
 class Engine:
     """Owns the update, which it makes after each second batch."""
 
@@ -239,6 +245,8 @@ def test_a_length_in_another_unit_is_an_error(tmp_path: Path, program: Callable[
         partial(parts_of_a_permutation, cosine(EPOCHS)),
         partial(by_an_engine, cosine(EPOCHS * BATCHES // 2)),
         partial(each_epoch, falling(EPOCHS)),
+        partial(each_epoch, falling_by_batches(EPOCHS * BATCHES)),
+        partial(each_batch, falling(EPOCHS)),  # the function may multiply it by the batches of an epoch
         partial(late, cosine(EPOCHS * BATCHES)),
         partial(warmed_up_by_hand, cosine(EPOCHS * BATCHES)),
         partial(generated, cosine(EPOCHS * BATCHES)),

@@ -44,16 +44,6 @@ LEAST_LENGTH = 2
 """A schedule of one step shows no unit."""
 
 
-_BY_TRAINER = {
-    UPDATES: "the trainer steps it after each update",
-    EPOCHS: "the trainer steps it after each epoch",
-}
-_BY_LOOP = {
-    UPDATES: "the program steps it after each update",
-    EPOCHS: "the loop around the updates does not step it",
-}
-
-
 class _Origin(NamedTuple):
     """A scheduler that the program built: its name, and where."""
 
@@ -63,13 +53,13 @@ class _Origin(NamedTuple):
 
 
 class _Contradiction(NamedTuple):
-    """A scheduler in another unit: the origin of the part that has the length, the steps that the trainer makes until
-    the next update, and the text of the finding."""
+    """A scheduler in another unit: the origin of the part that has the length, the text of the finding, and the steps
+    that a trainer makes until the next update."""
 
     scheduler: weakref.ref[Any]
     origin: _Origin
-    steps: int
     text: str
+    steps: int = 0
 
 
 class _FirstUpdate(NamedTuple):
@@ -83,17 +73,22 @@ class _FirstUpdate(NamedTuple):
 
 
 class ScheduleUnits(RecorderListener):
-    """Follows the first updates after a scheduler was built. `name_of` gives the name of an optimizer."""
+    """Follows the first updates after a scheduler was built.
+
+    `length_of` gives the length that a scheduler announces, `numbers_of` the numbers in its functions, and `name_of`
+    the name of an optimizer.
+    """
 
     def __init__(
         self,
         source: str,
         recorder: Recorder,
         length_of: Callable[[Any], int | None],
+        numbers_of: Callable[[Any], set[int]],
         name_of: Callable[[Any], str],
     ) -> None:
         self._recorder = recorder
-        self._length_of = length_of
+        self._length_of, self._numbers_of = length_of, numbers_of
         self._name_of = name_of
         self._origins: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
         self._noted: list[_Contradiction] = []
@@ -122,8 +117,7 @@ class ScheduleUnits(RecorderListener):
         self._looks += 1
         run = declared_run() if self._looks <= MAX_LOOKS else None
         if run is not None:
-            new = tuple((scheduler, unit) for scheduler, unit in run.schedulers if _position(scheduler) == 0)
-            self._noted = self._contradictions(run._replace(schedulers=new), _BY_TRAINER)
+            self._noted = self._contradictions(run)
             if not self._noted:
                 self._stop()
             return
@@ -144,7 +138,7 @@ class ScheduleUnits(RecorderListener):
             if step is None or (first is not None and step == first.step):
                 continue  # the update is that of another optimizer
             rates = [group["lr"] for group in scheduler.optimizer.param_groups if isinstance(group.get("lr"), float)]
-            if first is None and position in (0, 1) and self._lengths_of(scheduler):
+            if first is None and position in (0, 1) and (self._lengths_of(scheduler) or self._numbers_of(scheduler)):
                 self._awaited[scheduler] = _FirstUpdate(step, steps.backwards, rates, position)
                 continue
             del self._awaited[scheduler]
@@ -152,43 +146,55 @@ class ScheduleUnits(RecorderListener):
                 continue
             moved = position > first.position
             if moved or rates == first.rates:
-                run = self._declared_by_loops(scheduler, steps.backwards - first.backwards, moved)
-                for found in self._contradictions(run, _BY_LOOP) if run is not None else ():
-                    self._report(found)
+                self._judge_in_loops(scheduler, steps.backwards - first.backwards, moved)
 
-    def _declared_by_loops(self, scheduler: Any, backwards: int, moved: bool) -> DeclaredRun | None:
-        """What the loops declare around an update with so many backwards, and whether its scheduler moves with it."""
-        loops = loops_around(sys._getframe(1), self._recorder.sites, self._origins[scheduler].around)
+    def _judge_in_loops(self, scheduler: Any, backwards: int, moved: bool) -> None:
+        """Judge a scheduler by the loops around an update with so many backwards, and by whether it moves with it."""
+        origin, lengths = self._origins[scheduler], self._lengths_of(scheduler)
+        loops = loops_around(sys._getframe(1), self._recorder.sites, origin.around)
         times = [length for length in loops.times if length is not None]
         if not times or len(times) < len(loops.times) or not backwards:
-            return None
-        if not moved and not all(isinstance(stepped, Optimizer | GradScaler) for stepped in loops.stepped):
-            return None
+            return
         batches, epochs = math.prod(times), times[0] if len(times) > 1 else 1
-        in_epoch = math.ceil(batches // epochs / backwards), batches // epochs
-        lengths = {BATCHES: batches, UPDATES: epochs * in_epoch[0]} | ({EPOCHS: epochs} if len(times) > 1 else {})
-        if not moved:  # an incomplete group at the end of an epoch or of the run makes an update or none
-            rounded = (epochs * (in_epoch[1] // backwards), batches // backwards, math.ceil(batches / backwards))
-            own = self._lengths_of(scheduler)
-            lengths[UPDATES] = next((length for length in rounded if length in own), lengths[UPDATES])
-        chosen = frozenset({EPOCHS} if moved else {BATCHES, UPDATES}) & lengths.keys()  # others may make backwards, too
-        return DeclaredRun(lengths, chosen, in_epoch, ((scheduler, UPDATES if moved else EPOCHS),))
+        # An incomplete group of micro-batches makes an update, or none, at the end of an epoch or of the run. Backwards
+        # of another optimizer look like micro-batches.
+        of_epoch, of_run = (
+            {rounded(number / backwards) for rounded in (math.floor, math.ceil)} | {number}
+            for number in (batches // epochs, batches)
+        )
+        updates = of_run | {epochs * number for number in of_epoch}
+        if moved:
+            is_cycle = epochs in of_epoch or 2 * epochs in of_epoch
+            if epochs in lengths and not is_cycle and not updates & lengths.keys():
+                text = f"{_made_for(epochs, EPOCHS)}the program steps it after each update"
+                self._report(_Contradiction(weakref.ref(scheduler), lengths[epochs], text))
+            return
+        if epochs in lengths or not all(isinstance(stepped, Optimizer | GradScaler) for stepped in loops.stepped):
+            return
+        if not lengths and not self._numbers_of(scheduler) & ({epochs} | of_epoch):  # with these it may count epochs
+            lengths = dict.fromkeys(self._numbers_of(scheduler), origin)
+        for length in sorted(updates & lengths.keys())[:1]:
+            text = _made_for(length, BATCHES if length == batches else UPDATES)
+            text += "the loop around the updates does not step it"
+            text += "" if epochs == 1 else f", and the run has {epochs} epochs"
+            self._report(_Contradiction(weakref.ref(scheduler), lengths[length], text))
 
-    def _contradictions(self, run: DeclaredRun, pace: dict[str, str]) -> list[_Contradiction]:
+    def _contradictions(self, run: DeclaredRun) -> list[_Contradiction]:
         noted = []
         for scheduler, unit in run.schedulers:
             lengths = self._lengths_of(scheduler)
-            if run.lengths.get(unit) in lengths:
+            if _position(scheduler) != 0 or run.lengths.get(unit) in lengths:
                 continue
             for other in sorted(run.chosen - {unit}):
                 length = run.lengths[other]
                 is_cycle = unit == UPDATES and (length in run.epoch or 2 * length in run.epoch)
                 if length in lengths and not is_cycle:
                     number = run.lengths.get(unit)
-                    text = f"it was made for {length} steps, the number of {other} of the run, but {pace[unit]}"
+                    pace = "after each epoch" if unit == EPOCHS else "after each update"
+                    text = f"{_made_for(length, other)}the trainer steps it {pace}"
                     text += "" if number is None else f", and the run has {number} {unit}"
                     steps = 1 if unit == UPDATES else 0
-                    noted.append(_Contradiction(weakref.ref(scheduler), lengths[length], steps, text))
+                    noted.append(_Contradiction(weakref.ref(scheduler), lengths[length], text, steps))
                     break
         return noted
 
@@ -229,6 +235,10 @@ def _position(scheduler: Any) -> int | None:
     if position is None and parts:
         return _position(parts[0])
     return position if isinstance(position, int) else None
+
+
+def _made_for(length: int, unit: str) -> str:
+    return f"it was made for {length} steps, the number of {unit} of the run, but "
 
 
 def _parts(scheduler: Any) -> list[Any] | tuple[Any, ...]:

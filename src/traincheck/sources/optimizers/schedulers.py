@@ -96,7 +96,8 @@ class ScheduleReadings(RecorderListener):
             self._units = ScheduleUnits(
                 "lifecycle",
                 self._recorder,
-                _length,
+                lambda schedule: _total(schedule, TOTALS),
+                _bound_numbers,
                 lambda optimizer: self._catalog.add_optimizer(_without_wrapper(optimizer)),
             )
         self._units.built(scheduler, name, self._recorder.sites.here())
@@ -158,11 +159,9 @@ def _total(scheduler: Any, names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _length(scheduler: Any) -> int | None:
-    """The number of steps that a scheduler was made for; for a function of the program, the largest number in it."""
-    total = _total(scheduler, TOTALS)
-    functions = vars(scheduler).get("lr_lambdas", ()) if total is None else ()
-    return max((number for function in functions for number in _numbers_in(function)), default=total)
+def _bound_numbers(scheduler: Any) -> set[int]:
+    """The integers in the functions of a scheduler that computes its rates with functions of the program."""
+    return {number for function in vars(scheduler).get("lr_lambdas", ()) for number in _numbers_in(function)}
 
 
 def _numbers_in(function: Any) -> list[int]:
