@@ -180,6 +180,18 @@ def generated(schedule: Schedule) -> None:
         t.scheduler.step()
 
 
+def two_loaders(schedule: Schedule) -> None:
+    """Each update has two backwards and batches of two loaders, and is under a condition that always holds."""
+    t = Training(schedule)
+    other = DataLoader(t.loader.dataset, batch_size=SAMPLES)
+    for _ in range(EPOCHS):
+        for (x, y), (z, _) in zip(t.loader, other, strict=True):
+            if len(x) == len(z):
+                F.cross_entropy(t.model(z), y).backward()
+                t.update(x, y)
+            t.scheduler.step()
+
+
 def two_optimizers(schedule: Schedule) -> None:
     """Both update in each batch, and one of them makes two backwards."""
     first, second = Training(schedule), Training(schedule)
@@ -223,6 +235,7 @@ def resumed(schedule: Schedule) -> None:
         partial(each_epoch, falling(EPOCHS * BATCHES)),
         partial(by_an_engine, cosine(EPOCHS * BATCHES // 2), ForgetfulEngine),
         partial(each_group, cosine(EPOCHS * 5), steps=False),
+        partial(each_group, cosine(EPOCHS * BATCHES)),
         partial(two_optimizers, cosine(EPOCHS)),
     ],
 )
@@ -240,7 +253,6 @@ def test_a_length_in_another_unit_is_an_error(tmp_path: Path, program: Callable[
         partial(each_epoch, cosine(EPOCHS)),
         partial(each_epoch, cosine(2 * EPOCHS)),
         partial(each_group, cosine(EPOCHS * 5)),
-        partial(each_group, cosine(EPOCHS * BATCHES)),  # a schedule for other batches is nobody's unit
         partial(each_group, cosine(EPOCHS), size=BATCHES),  # each epoch has one update
         partial(parts_of_a_permutation, cosine(EPOCHS)),
         partial(by_an_engine, cosine(EPOCHS * BATCHES // 2)),
@@ -251,6 +263,7 @@ def test_a_length_in_another_unit_is_an_error(tmp_path: Path, program: Callable[
         partial(warmed_up_by_hand, cosine(EPOCHS * BATCHES)),
         partial(generated, cosine(EPOCHS * BATCHES)),
         partial(two_optimizers, cosine(EPOCHS * BATCHES)),
+        partial(two_loaders, cosine(EPOCHS * BATCHES)),
         partial(sweep, cosine(2 * BATCHES)),
         partial(sweep, cosine(EPOCHS)),
         partial(resumed, cosine(EPOCHS * BATCHES)),

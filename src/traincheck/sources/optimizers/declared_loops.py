@@ -54,8 +54,8 @@ def places(frame: FrameType | None, sites: CallSites) -> list[Place]:
 
 
 class DeclaredLoops(NamedTuple):
-    """How many times each loop runs, outermost first, None if unknown; and the objects on which the body of the
-    innermost one calls `step`.
+    """How many times each loop runs, outermost first, None if unknown; the objects on which the body of the innermost
+    one calls `step`; and whether that body makes the current update in one of several runs (`if i % 4 == 0`).
 
     The body goes on in the functions that are running. An object whose method is running is left out. An object is None
     if reading it could execute code of the program.
@@ -63,11 +63,13 @@ class DeclaredLoops(NamedTuple):
 
     times: list[int | None]
     stepped: list[Any]
+    is_one_of_several: bool
 
 
 def loops_around(frame: FrameType | None, sites: CallSites, earlier: list[Place]) -> DeclaredLoops:
     """The loops of the project around `frame`, without those around one of the `earlier` places."""
     times, stepped, running = list[int | None](), list[Any](), list[Any]()
+    is_one_of_several = False
     while frame is not None:
         code = frame.f_code
         if sites.file_of(code):
@@ -76,14 +78,23 @@ def loops_around(frame: FrameType | None, sites: CallSites, earlier: list[Place]
             if not times:
                 body = loops[0].body if loops else getattr(_scope_of(code), "body", [])
                 stepped += _stepped(body, frame)
+                is_one_of_several = is_one_of_several or _has_remainder(body, frame.f_lineno)
                 running.append(local_values(frame, ("self",)).get("self"))
             times += [_times(loop, frame) for loop in loops]
         frame = frame.f_back
-    return DeclaredLoops(times[::-1], [held for held in stepped if held is None or not _is_among(held, running)])
+    stepped = [held for held in stepped if held is None or not _is_among(held, running)]
+    return DeclaredLoops(times[::-1], stepped, is_one_of_several)
 
 
 def _is_among(held: Any, objects: list[Any]) -> bool:
     return any(held is other for other in objects)
+
+
+def _has_remainder(body: list[ast.stmt], line: int) -> bool:
+    """Whether a line of a body is under a condition with a remainder."""
+    conditions = (node for statement in body for node in ast.walk(statement) if isinstance(node, ast.If))
+    tests = (node.test for node in conditions if _has_in_body(node, line))
+    return any(isinstance(node, ast.Mod) for test in tests for node in ast.walk(test))
 
 
 def _scope_of(code: CodeType) -> ast.AST | None:
@@ -106,8 +117,8 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-def _has_in_body(loop: _Loop, line: int) -> bool:
-    return loop.body[0].lineno <= line <= (loop.body[-1].end_lineno or 0)
+def _has_in_body(block: _Loop | ast.If, line: int) -> bool:
+    return block.body[0].lineno <= line <= (block.body[-1].end_lineno or 0)
 
 
 def _times(loop: _Loop, frame: FrameType) -> int | None:

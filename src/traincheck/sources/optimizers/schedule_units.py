@@ -63,11 +63,12 @@ class _Contradiction(NamedTuple):
 
 
 class _FirstUpdate(NamedTuple):
-    """The first update of a scheduler's optimizer: its step, the backwards so far, and the rates and the position of
-    the scheduler."""
+    """The first update of a scheduler's optimizer: its step, the backwards and fetches of loaders so far, and the rates
+    and the position of the scheduler."""
 
     step: int
     backwards: int
+    fetches: int
     rates: list[Any]
     position: int
 
@@ -139,17 +140,18 @@ class ScheduleUnits(RecorderListener):
                 continue  # the update is that of another optimizer
             rates = [group["lr"] for group in scheduler.optimizer.param_groups if isinstance(group.get("lr"), float)]
             if first is None and position in (0, 1) and (self._lengths_of(scheduler) or self._numbers_of(scheduler)):
-                self._awaited[scheduler] = _FirstUpdate(step, steps.backwards, rates, position)
+                self._awaited[scheduler] = _FirstUpdate(step, steps.backwards, steps.fetches, rates, position)
                 continue
             del self._awaited[scheduler]
             if first is None or position is None:
                 continue
-            moved = position > first.position
-            if moved or rates == first.rates:
-                self._judge_in_loops(scheduler, steps.backwards - first.backwards, moved)
+            if position > first.position or rates == first.rates:
+                self._judge_in_loops(scheduler, first, position - first.position)
 
-    def _judge_in_loops(self, scheduler: Any, backwards: int, moved: bool) -> None:
-        """Judge a scheduler by the loops around an update with so many backwards, and by whether it moves with it."""
+    def _judge_in_loops(self, scheduler: Any, first: _FirstUpdate, moved: int) -> None:
+        """Judge a scheduler by the loops around the second update, and by how far it has moved since the first one."""
+        steps = self._recorder.steps
+        backwards = steps.backwards - first.backwards
         origin, lengths = self._origins[scheduler], self._lengths_of(scheduler)
         loops = loops_around(sys._getframe(1), self._recorder.sites, origin.around)
         times = [length for length in loops.times if length is not None]
@@ -165,9 +167,12 @@ class ScheduleUnits(RecorderListener):
         updates = of_run | {epochs * number for number in of_epoch}
         if moved:
             is_cycle = epochs in of_epoch or 2 * epochs in of_epoch
-            if epochs in lengths and not is_cycle and not updates & lengths.keys():
-                text = f"{_made_for(epochs, EPOCHS)}the program steps it after each update"
-                self._report(_Contradiction(weakref.ref(scheduler), lengths[epochs], text))
+            unit, length = EPOCHS, epochs
+            if loops.is_one_of_several and 1 < backwards == steps.fetches - first.fetches and moved == 1:
+                updates, unit, length, is_cycle = updates - {batches}, BATCHES, batches, False  # they are micro-batches
+            if length in lengths and not is_cycle and not updates & lengths.keys():
+                text = f"{_made_for(length, unit)}the program steps it after each update"
+                self._report(_Contradiction(weakref.ref(scheduler), lengths[length], text))
             return
         if epochs in lengths or not all(isinstance(stepped, Optimizer | GradScaler) for stepped in loops.stepped):
             return
