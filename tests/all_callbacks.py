@@ -102,7 +102,9 @@ def epochs(results: Results) -> None:
     model = nn.Sequential(Freezing(num_layers=2), nn.Dropout(0.2), nn.Linear(4, 2))
     nn.init.xavier_uniform_(model[2].weight)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    scheduler = lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.StepLR(optimizer, 2), lr_scheduler.StepLR(optimizer, 3)], [4]
+    )
     data = Numbers()
     for _ in range(2):
         model.train()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import xxhash
@@ -13,9 +13,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset, 
 
 from traincheck.sources.data.loader_workers import Rounds
 from traincheck.sources.data.random_states import combined
-from traincheck.sources.data.worker_samples import WorkerSamples
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 from traincheck.vocab.facts import Facts, FactValue
+
+if TYPE_CHECKING:
+    from traincheck.sources.data.worker_samples import WorkerSamples
 
 UNKNOWN = "DataLoader"
 """The name of a loader whose iterator was built before TrainCheck attached."""

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -33,7 +33,6 @@ from traincheck.sources.data.loader_epochs import (
 from traincheck.sources.data.loader_workers import KIND as WORKER
 from traincheck.sources.data.loader_workers import LoaderWorkers
 from traincheck.sources.data.random_states import STREAMS, stream_fingerprint
-from traincheck.sources.data.worker_samples import WorkerSamples
 from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
@@ -44,6 +43,9 @@ from traincheck.vocab.builtin_rules import LOADER, WORKER_SAMPLES
 from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import ANNOUNCED, LIFECYCLE, LIVE, NO_CALL, RESULT, Reading, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue, facts
+
+if TYPE_CHECKING:
+    from traincheck.sources.data.worker_samples import WorkerSamples
 
 NEXT = ("torch.utils.data.DataLoader.__next__",)
 ITER = ("torch.utils.data.DataLoader.__iter__",)
@@ -195,6 +197,8 @@ class LoaderSource:
             epoch = LoaderEpoch(receiver, number, loader.num_workers, size, torch_only=torch_only, length=length)
         is_divided = loader.num_workers > 1 and isinstance(loader.dataset, IterableDataset)
         if is_divided and self._reads_samples and receiver not in self._compared:
+            from traincheck.sources.data.worker_samples import WorkerSamples  # not before such a loader
+
             epoch.samples = WorkerSamples(loader.num_workers, self._recorder.sites.here())
         key = id(iterator)
         on_deleted = self._recorder.guarded(self.name, lambda _: self._iterator_deleted(key), always=True)

@@ -244,14 +244,14 @@ class _Search(ast.NodeVisitor):
         self.generic_visit(node)
         self._class = outer
 
-    def visitFunctionDef(self, node: Function) -> None:
+    def visit_FunctionDef(self, node: Function) -> None:
         outer = self._aliases, self._in_constructor
         self._in_constructor = node.name == "__init__" and self._class in self._own
         self._aliases = self._aliases.union(*map(self._aliases_in, ast.walk(node)))
         self.generic_visit(node)
         self._aliases, self._in_constructor = outer
 
-    visit_AsyncFunctionDef = visitFunctionDef
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def _aliases_in(self, node: ast.AST) -> set[str]:
         """The names that a statement gives to the attribute or to its entries."""
