@@ -47,8 +47,9 @@ def watch_modules(out: Path) -> None:
 
     def around(module: Any) -> Iterator[Any]:
         yield module
-        for outer in [outer for reference in wholes_of.get(id(module), ()) if (outer := reference()) is not None]:
-            if id(outer) not in seen:
+        for reference in wholes_of.pop(id(module), ()):
+            outer = reference()
+            if outer is not None and id(outer) not in seen:
                 yield from around(outer)
 
     def before_forward(module: Any, args: Any) -> None:

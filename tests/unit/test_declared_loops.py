@@ -47,6 +47,17 @@ def falling_by_batches(length: int) -> Schedule:
     return lambda optimizer: schedules.LambdaLR(optimizer, lambda epoch: 1 - 0.9 * epoch * batches / length)
 
 
+def with_an_unbound_variable(length: int) -> Schedule:
+    """A schedule whose function names a variable that is not bound in the first steps."""
+
+    def rate(step: int) -> float:
+        return 1 - 0.9 * step / length if step < length else last
+
+    if not length:
+        last = 0.0
+    return lambda optimizer: schedules.LambdaLR(optimizer, rate)
+
+
 class Engine:
     """Owns the update, which it makes after each second batch."""
 
@@ -233,6 +244,7 @@ def resumed(schedule: Schedule) -> None:
         partial(never, cosine(EPOCHS * BATCHES)),
         partial(parts_of_a_permutation, cosine(EPOCHS * BATCHES)),
         partial(each_epoch, falling(EPOCHS * BATCHES)),
+        partial(each_epoch, with_an_unbound_variable(EPOCHS * BATCHES)),
         partial(by_an_engine, cosine(EPOCHS * BATCHES // 2), ForgetfulEngine),
         partial(each_group, cosine(EPOCHS * 5), steps=False),
         partial(each_group, cosine(EPOCHS * BATCHES)),

@@ -75,7 +75,6 @@ class LoaderEpoch:
         self.torch_only = torch_only
         self.epoch_index = 0
         self.rounds: Rounds | None = None
-        self.samples: WorkerSamples | None = None
         self.restart()
         self.epoch_index = 0
 
@@ -85,7 +84,7 @@ class LoaderEpoch:
         self.batches = 0
         self.order: int | None = None
         self.exhausted = False
-        self.samples = None
+        self.samples: WorkerSamples | None = None
 
 
 def is_torch_only(loader: DataLoader[Any]) -> bool:

@@ -195,8 +195,8 @@ class LoaderSource:
             number, torch_only = next(self._numbers), is_torch_only(loader)
             size, length = batch_size(loader), announced_length(loader)
             epoch = LoaderEpoch(receiver, number, loader.num_workers, size, torch_only=torch_only, length=length)
-        is_divided = loader.num_workers > 1 and isinstance(loader.dataset, IterableDataset)
-        if is_divided and self._reads_samples and receiver not in self._compared:
+        may_repeat = loader.num_workers > 1 and isinstance(loader.dataset, IterableDataset)
+        if may_repeat and self._reads_samples and receiver not in self._compared:
             from traincheck.sources.data.worker_samples import WorkerSamples  # not before such a loader
 
             epoch.samples = WorkerSamples(loader.num_workers, self._recorder.sites.here())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import xxhash
 
+from traincheck.sources.recording.frames import captured_values
 from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 PYTHON, NUMPY, TORCH = "python", "numpy", "torch"
@@ -156,11 +157,7 @@ def _referenced_by(holder: Any) -> Iterator[Any]:
 def _referenced_by_function(function: FunctionType) -> Iterator[Any]:
     """Yield the closure of a function, and generators among the globals that it names (not via modules or classes)."""
     is_generator = _generator_test()
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not yet bound
-            continue
+    yield from captured_values(function)
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
         if is_generator(value):

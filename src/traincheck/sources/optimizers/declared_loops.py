@@ -55,7 +55,7 @@ def places(frame: FrameType | None, sites: CallSites) -> list[Place]:
 
 class DeclaredLoops(NamedTuple):
     """How many times each loop runs, outermost first, None if unknown; the objects on which the body of the innermost
-    one calls `step`; and whether that body makes the current update in one of several runs (`if i % 4 == 0`).
+    one calls `step`; and whether the current line is under a condition with a remainder (`if i % 4 == 0`).
 
     The body goes on in the functions that are running. An object whose method is running is left out. An object is None
     if reading it could execute code of the program.
@@ -63,13 +63,13 @@ class DeclaredLoops(NamedTuple):
 
     times: list[int | None]
     stepped: list[Any]
-    is_one_of_several: bool
+    has_remainder: bool
 
 
 def loops_around(frame: FrameType | None, sites: CallSites, earlier: list[Place]) -> DeclaredLoops:
     """The loops of the project around `frame`, without those around one of the `earlier` places."""
     times, stepped, running = list[int | None](), list[Any](), list[Any]()
-    is_one_of_several = False
+    has_remainder = False
     while frame is not None:
         code = frame.f_code
         if sites.file_of(code):
@@ -78,12 +78,12 @@ def loops_around(frame: FrameType | None, sites: CallSites, earlier: list[Place]
             if not times:
                 body = loops[0].body if loops else getattr(_scope_of(code), "body", [])
                 stepped += _stepped(body, frame)
-                is_one_of_several = is_one_of_several or _has_remainder(body, frame.f_lineno)
+                has_remainder = has_remainder or _has_remainder(body, frame.f_lineno)
                 running.append(local_values(frame, ("self",)).get("self"))
             times += [_times(loop, frame) for loop in loops]
         frame = frame.f_back
     stepped = [held for held in stepped if held is None or not _is_among(held, running)]
-    return DeclaredLoops(times[::-1], stepped, is_one_of_several)
+    return DeclaredLoops(times[::-1], stepped, has_remainder)
 
 
 def _is_among(held: Any, objects: list[Any]) -> bool:

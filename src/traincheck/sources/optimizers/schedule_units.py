@@ -10,7 +10,7 @@ have lengths of their own. The length of a cycle that fits into an epoch once or
 With a trainer, a schedule is noted at the first update. It is reported if it has moved by the next update as the
 trainer says, because a program may step it by itself as well. In a loop of the program, it shows at the second update
 of its optimizer whether it has moved. If it has not, its step must be missing in the body of the innermost loop,
-because a program may begin late to step it. If the program changes the rate by itself, nothing is said either.
+because a program may begin late to step it. If the program changes the rate by itself, nothing is reported either.
 
 A warm-up has a length of its own, and a schedule that was restored from a checkpoint may have that of an earlier run.
 """
@@ -168,7 +168,7 @@ class ScheduleUnits(RecorderListener):
         if moved:
             is_cycle = epochs in of_epoch or 2 * epochs in of_epoch
             unit, length = EPOCHS, epochs
-            if loops.is_one_of_several and 1 < backwards == steps.fetches - first.fetches and moved == 1:
+            if loops.has_remainder and 1 < backwards == steps.fetches - first.fetches and moved == 1:
                 updates, unit, length, is_cycle = updates - {batches}, BATCHES, batches, False  # they are micro-batches
             if length in lengths and not is_cycle and not updates & lengths.keys():
                 text = f"{_made_for(length, unit)}the program steps it after each update"

@@ -8,7 +8,6 @@ begin to step it late.
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ import torch
 
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import plain
+from traincheck.sources.recording.frames import captured_values
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.run_totals import is_interrupted
@@ -169,7 +169,7 @@ def _numbers_in(function: Any) -> list[int]:
     if isinstance(function, functools.partial):
         held = [*function.args, *function.keywords.values()]
     elif isinstance(function, FunctionType):
-        held = [*inspect.getclosurevars(function).nonlocals.values()]
+        held = [*captured_values(function)]
     else:
         held = []
     return [value for value in held if type(value) is int]

@@ -6,7 +6,8 @@ import ctypes
 import dis
 import inspect
 import sys
-from types import CodeType, FrameType
+from collections.abc import Iterator
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 _SNAPSHOTS = (3, 11) <= sys.version_info[:2] < (3, 13)
@@ -57,6 +58,15 @@ def keywords_of_module_call() -> dict[str, Any]:
             return keywords if isinstance(keywords, dict) else {}
         frame = frame.f_back
     return {}
+
+
+def captured_values(function: FunctionType) -> Iterator[Any]:
+    """Yield the variables that a function has of the functions around it, as far as they are bound."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not yet bound
+            continue
 
 
 _METHOD_RECEIVERS = ("self", "cls")
