@@ -54,7 +54,6 @@ class Verdict:
     whether it names the module that was edited, see places.py."""
 
     detected: bool
-    named: bool
     late: int | None
     diagnosis: str
     notices: int
@@ -239,8 +238,7 @@ def _run_mutant(
     first = min(differing)
     place = Place(read_trees(work / "mutant"), edited_classes(clean.text, text), text)
     verdicts = {
-        setting: judge(report, failing[setting], first, operator.diagnoses, place)
-        for setting, report in _reports(run, books).items()
+        setting: judge(report, failing[setting], first, place) for setting, report in _reports(run, books).items()
     }
     shutil.rmtree(run, ignore_errors=True)
     return MutantResult(operator.name, variant, COUNTED, first, verdicts)
@@ -258,7 +256,6 @@ def judge(
     report: Report,
     failing: frozenset[str],
     first_effect: int,
-    diagnoses: Sequence[str],
     place: Place | None = None,
 ) -> Verdict:
     """Judge the report on a mutant: errors that the clean run does not have, and when they came.
@@ -268,12 +265,10 @@ def judge(
     new = [finding for finding in report.findings if not set(finding.invariants) <= failing]
     errors = [finding for finding in new if finding.severity == ERROR]
     late = min((finding.step - first_effect for finding in errors), default=None)
-    leading = errors[0].identity if errors else ""
     return Verdict(
         detected=late is not None and late <= WITHIN,
-        named=bool(errors) and leading in diagnoses,
         late=late,
-        diagnosis=leading,
+        diagnosis=errors[0].identity if errors else "",
         notices=len(new) - len(errors),
         module=judge_place(errors[0], *place) if errors and place is not None else "",
     )

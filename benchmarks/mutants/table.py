@@ -45,12 +45,13 @@ def share(hits: int, of: int) -> str:
 
 def figures(programs: Sequence[Row], operators: Sequence[Operator]) -> dict[str, Any]:
     """What the page is made of. Reserved operators are counted together, never one by one."""
-    kinds = {operator.name: operator.kind for operator in operators}
+    by_name = {operator.name: operator for operator in operators}
     held_back = reserved(operators)
     rows = [
-        {**mutant, "parts": program["parts"], "kind": kinds[mutant["operator"]]}
+        {**mutant, "parts": program["parts"], "kind": operator.kind, "diagnoses": operator.diagnoses}
         for program in programs
         for mutant in program["mutants"]
+        for operator in (by_name[mutant["operator"]],)
     ]
     part = {RESERVED: [row for row in rows if row["operator"] in held_back]}
     part[OPEN] = [row for row in rows if row["operator"] not in held_back]
@@ -109,13 +110,17 @@ def _score(rows: Sequence[Row], settings: Sequence[str]) -> dict[str, Any]:
     counted = [row for row in rows if row["outcome"] == COUNTED]
     score: dict[str, Any] = {"mutants": len(counted)}
     for setting in settings:
-        verdicts = [row["verdicts"][setting] for row in counted if setting in row["verdicts"]]
+        judged = [row for row in counted if setting in row["verdicts"]]
+        verdicts = [row["verdicts"][setting] for row in judged]
         lates = [verdict["late"] for verdict in verdicts if verdict["late"] is not None]
         score[setting] = {
             "mutants": len(verdicts),
             "detected": sum(verdict["detected"] for verdict in verdicts),
             "at any time": len(lates),
-            "named": sum(verdict["detected"] and verdict["named"] for verdict in verdicts),
+            "named": sum(
+                verdict["detected"] and verdict["diagnosis"] in row["diagnoses"]
+                for row, verdict in zip(judged, verdicts, strict=True)
+            ),
             "module": {
                 place: sum(verdict["detected"] and verdict.get("module") == place for verdict in verdicts)
                 for place in (NEAR, FAR, NONE)

@@ -39,13 +39,13 @@ def test_a_loss_that_anybody_would_notice_is_implausible() -> None:
 
 def test_an_error_counts_from_its_cause_to_one_step_after_its_effect() -> None:
     at_step_3 = Report((FINDING,), Counts())
-    verdicts = {first: judge(at_step_3, frozenset(), first, ("gradients-not-cleared",)) for first in (1, 2, 3, 9)}
+    verdicts = {first: judge(at_step_3, frozenset(), first) for first in (1, 2, 3, 9)}
     assert {first: verdict.detected for first, verdict in verdicts.items()} == {1: False, 2: True, 3: True, 9: True}
-    assert all(verdict.named for verdict in verdicts.values()) and verdicts[1].late == 2
-    already = judge(at_step_3, frozenset(FINDING.invariants), 3, ())
-    assert (already.detected, already.named, already.late, already.notices) == (False, False, None, 0)
+    assert all(verdict.diagnosis == FINDING.identity for verdict in verdicts.values()) and verdicts[1].late == 2
+    already = judge(at_step_3, frozenset(FINDING.invariants), 3)
+    assert (already.detected, already.diagnosis, already.late, already.notices) == (False, "", None, 0)
     notice = Report((replace(FINDING, severity="notice"),), Counts())
-    assert judge(notice, frozenset(), 1, ()).notices == 1 and not judge(notice, frozenset(), 1, ()).detected
+    assert judge(notice, frozenset(), 1).notices == 1 and not judge(notice, frozenset(), 1).detected
 
 
 MODEL = """

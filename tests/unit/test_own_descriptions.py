@@ -121,6 +121,54 @@ def test_parameters_that_begin_with_the_same_random_values() -> None:
     assert not any("begins" in text for text in other)
 
 
+class LowPrecisionMomentum(torch.optim.Optimizer):
+    """Momentum in bfloat16 for matrices, with a scale for each tensor."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for param in (param for group in self.param_groups for param in group["params"]):
+            dtype = torch.bfloat16 if param.dim() > 1 else param.dtype
+            state = self.state[param]
+            state["momentum"] = (0.9 * state["momentum"] if state else 0) + param.grad.to(dtype)
+            state["scale"] = torch.ones(1, dtype=torch.float64)
+            param -= 0.1 * state["momentum"]
+
+
+def test_the_precision_of_the_optimizer_state() -> None:
+    def body() -> None:
+        net = Net()
+        optimizer = LowPrecisionMomentum(net.parameters())
+        for _ in range(2):
+            net(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+
+    first, second = (lines for _, lines in described(body, "model.parameters"))
+    assert "layers.*.weight is trainable, in an optimizer" in first
+    assert "layers.*.weight is trainable, in an optimizer (state in bfloat16)" in second
+    assert "layers.*.bias is trainable, in an optimizer" in second
+
+
+@pytest.mark.parametrize("scales", [(1.0, 0.5), (1.0, 1.0)])
+def test_a_schedule_that_moves_groups_unlike(scales: tuple[float, float]) -> None:
+    def body() -> None:
+        net = Net()
+        layers = [{"params": layer.parameters()} for layer in net.layers]
+        rest = [{"params": [param]} for name, param in net.named_parameters() if "layers" not in name]
+        optimizer = torch.optim.SGD([*layers, *rest], lr=0.1)
+        factors = [*scales, *(1.0 for _ in rest)]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step, x=x: x / (step + 2) for x in factors])
+        for _ in range(2):
+            net(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            schedule.step()
+
+    for _, lines in described(body, "model.parameters"):
+        assert any("lowered by its schedule" in line for line in lines) == (scales[0] != scales[1])
+
+
 def test_a_model_whose_optimizer_is_gone_is_not_described() -> None:
     def train_twice() -> None:
         first = Net()

@@ -271,7 +271,7 @@ def swaps(call: ast.expr, first: int, second: int) -> bool:
     )
 
 
-@operator("axes")
+@operator("axes", "heads-merged-across-positions")
 def heads_merged_without_transpose(script: Script) -> Mutants:
     """The heads are merged without moving them back behind the time axis, which mixes heads and positions."""
     for call in calls(script, "view", "reshape"):

@@ -92,7 +92,7 @@ def unfreezing_removed(script: Script) -> Iterator[Sequence[Edit]]:
                 yield [script.remove(_whole(script, statement))]
 
 
-@operator("freezing", "setting-changed")
+@operator("freezing", "setting-changed", "flag-without-effect")
 def requires_grad_misspelled(script: Script) -> Iterator[Sequence[Edit]]:
     """The attribute is called `require_grad`, which Python accepts and torch does not read."""
     for statement, owner, _ in _freezes(script):
@@ -100,7 +100,7 @@ def requires_grad_misspelled(script: Script) -> Iterator[Sequence[Edit]]:
             yield [script.replace(statement.targets[0], f"{script.source(owner)}.require_grad")]
 
 
-@operator("freezing", "setting-changed")
+@operator("freezing", "setting-changed", "flag-without-effect")
 def requires_grad_of_module(script: Script) -> Iterator[Sequence[Edit]]:
     """`requires_grad` is set as an attribute of the module, which changes none of its parameters."""
     for statement, owner, value in _freezes(script):
@@ -113,7 +113,7 @@ def requires_grad_of_module(script: Script) -> Iterator[Sequence[Edit]]:
             yield [script.replace(statement, f"{dotted(owner)}.requires_grad = False")]
 
 
-@operator("freezing", "gradient-flow-stops")
+@operator("freezing", "gradient-flow-stops", "weights-not-registered")
 def parameter_is_plain_tensor(script: Script) -> Iterator[Sequence[Edit]]:
     """A tensor that must be learned is no `nn.Parameter`, so nothing trains it."""
     for module in module_classes(script).values():
@@ -180,7 +180,7 @@ def group_missing(script: Script) -> Iterator[Sequence[Edit]]:
         yield [Edit(script.span(groups[0])[0], script.span(groups[1])[0], "")]
 
 
-@operator("groups", "setting-changed")
+@operator("groups", "setting-changed", "weight-decay-misplaced")
 def settings_of_groups_swapped(script: Script) -> Iterator[Sequence[Edit]]:
     """The settings of two parameter groups are swapped."""
     for _, groups in _groups(script):
@@ -199,7 +199,7 @@ def settings_of_groups_swapped(script: Script) -> Iterator[Sequence[Edit]]:
                 ]
 
 
-@operator("groups", "setting-changed")
+@operator("groups", "setting-changed", "weight-decay-misplaced")
 def weight_decay_for_all(script: Script) -> Iterator[Sequence[Edit]]:
     """Biases and normalization layers get weight decay, too."""
     for _, groups in _groups(script):

@@ -301,7 +301,7 @@ def other_group_passed(script: Script) -> Iterator[Sequence[Edit]]:
                 yield [script.replace(group.value, other)]
 
 
-@operator("process-groups", "ranks-compute-different-results")
+@operator("process-groups", "ranks-compute-different-results", "gradients-combined-wrongly")
 def maximum_for_sum(script: Script) -> Iterator[Sequence[Edit]]:
     """A collective call in the forward or backward pass takes the maximum of what it must sum."""
     for call in _calls(script, "all_reduce"):

@@ -41,7 +41,7 @@ def target_never_updated(script: Script) -> Mutants:
             yield [script.remove(statement)]
 
 
-@operator("targets")
+@operator("targets", "average-does-not-average")
 def target_decay_swapped(script: Script) -> Mutants:
     """The weights of the moving average are swapped, so the target nearly equals the network after each update."""
     for _, _, loop in averaged(script):
@@ -108,7 +108,7 @@ def target_computed_by_trained_network(script: Script) -> Mutants:
                 yield [script.replace(node.func, online)]
 
 
-@operator("targets")
+@operator("targets", "average-does-not-average")
 def average_follows_itself(script: Script) -> Mutants:
     """The moving average is updated with its own weights instead of those of the trained model."""
     for call in method_calls(script, "update_parameters"):

@@ -62,7 +62,7 @@ def _lenient_loads(script: Script) -> list[Edit]:
     return edits
 
 
-@operator("checkpoints")
+@operator("checkpoints", "load-did-not-restore")
 def best_weights_not_copied(script: Script) -> Iterator[Sequence[Edit]]:
     """The best weights are kept as a reference, so they change with the model."""
     for node in script.walk(ast.Call):

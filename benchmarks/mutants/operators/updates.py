@@ -164,7 +164,7 @@ def step_removed(script: Script) -> Iterator[Sequence[Edit]]:
         yield _removed(script, [step.statement for step in all_steps])
 
 
-@operator("stepping", "gradients-never-used", "run-stops-early")
+@operator("stepping", "gradients-never-used", "run-stops-early", "gradients-lost")
 def step_when_logging(script: Script) -> Iterator[Sequence[Edit]]:
     """The step is indented into the branch that prints the loss, so it runs only now and then."""
     for step in steps(script):
@@ -280,7 +280,7 @@ def clip_one_part(script: Script) -> Iterator[Sequence[Edit]]:
             yield [script.replace(expression, f"{model}{part}.parameters()")]  # type: ignore[arg-type]
 
 
-@operator("clipping", "clipping-skips-gradients")
+@operator("clipping", "clipping-skips-gradients", "clipping-has-no-effect")
 def clip_other_model(script: Script) -> Iterator[Sequence[Edit]]:
     """The gradients of another model are clipped."""
     clipped = [parameters_of(argument(call, 0, "parameters")) for call, _ in clips(script)]
@@ -334,7 +334,7 @@ def clip_used_up_generator(script: Script) -> Iterator[Sequence[Edit]]:
                 ]
 
 
-@operator("clipping")
+@operator("clipping", "clipping-has-no-effect")
 def clip_each_micro_batch(script: Script) -> Iterator[Sequence[Edit]]:
     """The gradients are clipped after each micro-batch, and not only before the step."""
     for _, statement in clips(script):
@@ -391,7 +391,7 @@ def loss_not_divided(script: Script) -> Iterator[Sequence[Edit]]:
             yield [script.remove(statement) if is_same else script.replace(division, script.source(divided))]
 
 
-@operator("accumulation")
+@operator("accumulation", "micro-batches-weigh-differently")
 def loss_divided_twice(script: Script) -> Iterator[Sequence[Edit]]:
     """The loss of a micro-batch is divided twice by the number of micro-batches."""
     for _, division, divisor in _divisions(script):
@@ -402,7 +402,7 @@ def loss_divided_twice(script: Script) -> Iterator[Sequence[Edit]]:
             yield [Edit(end, end, f" / {divisor}")]
 
 
-@operator("accumulation", "run-stops-early")
+@operator("accumulation", "run-stops-early", "micro-batches-weigh-differently")
 def step_condition_off_by_one(script: Script) -> Iterator[Sequence[Edit]]:
     """The condition for a step counts from zero, so the first step comes after one micro-batch."""
     for _, comparison in accumulation_conditions(script):
@@ -428,7 +428,7 @@ def last_micro_batches_dropped(script: Script) -> Iterator[Sequence[Edit]]:
             yield [script.replace(branch.test, script.source(comparison))]
 
 
-@operator("accumulation")
+@operator("accumulation", "gradients-lost")
 def cleared_at_each_micro_batch(script: Script) -> Iterator[Sequence[Edit]]:
     """The gradients are cleared at each micro-batch, so only the last one counts."""
     for step in steps(script):

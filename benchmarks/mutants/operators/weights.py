@@ -226,7 +226,7 @@ def layers_are_one_module(script: Script) -> Mutants:
             yield [Edit(start, end, text)]
 
 
-@operator("tying", "parameters-never-updated")
+@operator("tying", "parameters-never-updated", "heads-are-one-module")
 def second_module_is_first(script: Script) -> Mutants:
     """A line that should make a second module assigns the first one, so both share their weights."""
     classes = module_classes(script)
@@ -313,7 +313,7 @@ def _bound(loop: ast.For | ast.AsyncFor | ast.While) -> list[str]:
     return [node.id for node in nodes] or [""]
 
 
-@operator("targets")
+@operator("targets", "average-does-not-average")
 def target_is_network_itself(script: Script) -> Mutants:
     """The target network or moving average is the network itself: `copy.deepcopy` is missing."""
     for call in calls(script, "deepcopy"):

@@ -13,6 +13,8 @@ import sys
 import time
 from importlib.machinery import PathFinder, SourceFileLoader
 
+import without_cuda
+
 
 class EditedSource(SourceFileLoader):
     """Loads a module from its file, with edits of the text, without the cache of compiled modules."""
@@ -77,15 +79,14 @@ def write_times(optimizer_module, path):
 
 
 def install():
-    """Put our finder before the others if the environment asks for anything."""
+    """Put our finder before the others, for what the environment asks and for packages that expect CUDA."""
     edits = {}
     for edit in json.loads(os.environ.get("STACKS_EDITS") or "[]"):
         edits.setdefault(edit["module"], []).append(edit)
-    after, path = {}, os.environ.get("STACKS_TIMES")
+    after, path = dict(without_cuda.AFTER), os.environ.get("STACKS_TIMES")
     if path:
         after["torch.optim.optimizer"] = lambda module: write_times(module, path)
-    if edits or after:
-        sys.meta_path.insert(0, Finder(edits, after))
+    sys.meta_path.insert(0, Finder(edits, after))
 
 
 install()

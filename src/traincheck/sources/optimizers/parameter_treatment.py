@@ -3,7 +3,11 @@
 Note [What people tune]
 A line describes the parameters of one name in all modules of a list, such as `layers.*.weight`. Learning rates are
 relative to the highest one of the optimizer, and weight decay is on or off, so another rate or another strength of the
-decay is the same treatment. So are another width, depth or class of optimizer.
+decay is the same treatment. So are another width, depth or class of optimizer. A schedule may move groups by different
+factors. They depend on the length of the run, so a line says only whether another group has a larger one at first.
+
+The state of an optimizer has a precision of its own: 8 bits to save memory, or 32 bits beside a parameter in bfloat16.
+A line names the dtypes that differ from the parameter's. Only tensors with as many elements as the parameter count.
 
 A model that outlives its optimizer is no longer trained, and when the optimizer goes is up to the garbage collector.
 So parameters whose last optimizer is gone are not described.
@@ -32,6 +36,8 @@ NO_MODULE = "no module"
 RATES = ("initial_lr", "lr")
 """The entries of a parameter group with its rate. A scheduler keeps the first one, and changes the second."""
 DECAY = "weight_decay"
+SAME_FACTOR = 1e-6
+"""Factors of schedules that differ relatively by less are the same."""
 
 MIN_ELEMENTS = 8
 """Smaller parameters may begin with the same values by chance."""
@@ -134,17 +140,40 @@ def _settings_by_parameter(
         groups = groups_by_optimizer.get(name, [])
         rates = [_rate(group) for group in groups]
         highest = max((rate for rate in rates if rate is not None), default=0.0)
-        for group, settings, rate in zip(optimizer.param_groups, groups, rates, strict=False):
+        factors = [_factor(group) for group in groups]
+        states = getattr(optimizer, "state", {})  # a wrapper may have none
+        largest = max((factor for factor in factors if factor is not None), default=0.0)
+        for group, settings, rate, factor in zip(optimizer.param_groups, groups, rates, factors, strict=False):
             words = []
             if highest and rate is not None and rate != highest:
                 words.append(f"rate x{rate / highest:.3g}")
+            if factor is not None and factor < largest * (1 - SAME_FACTOR):
+                words.append("lowered by its schedule")
             if DECAY in settings:
                 words.append("decayed" if settings[DECAY] else "not decayed")
             for param in group["params"]:
-                texts[id(param)] = f" ({', '.join(words)})" if words else ""
+                of_state = _state_precision(param, states.get(param))
+                texts[id(param)] = f" ({', '.join([*words, *of_state])})" if words or of_state else ""
     return texts
 
 
+def _state_precision(param: torch.Tensor, state: Any) -> list[str]:
+    """The dtypes of the optimizer's state for a parameter that are not the parameter's, in words."""
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)] if isinstance(state, dict) else []
+    dtypes = {value.dtype for value in tensors if value.numel() == param.numel() > 1} - {param.dtype}
+    return [f"state in {' and '.join(sorted(map(dtype_name, dtypes)))}"] if dtypes else []
+
+
 def _rate(settings: Mapping[str, Any]) -> float | None:
-    rates = [settings[name] for name in RATES if isinstance(settings.get(name), (int, float))]
-    return float(rates[0]) if rates else None
+    rates = _rates(settings)
+    return rates[0] if rates else None
+
+
+def _factor(settings: Mapping[str, Any]) -> float | None:
+    """The present rate as a multiple of the one that a schedule began with; None without a schedule."""
+    rates = _rates(settings)
+    return rates[1] / rates[0] if len(rates) == len(RATES) and rates[0] else None
+
+
+def _rates(settings: Mapping[str, Any]) -> list[float]:
+    return [float(settings[name]) for name in RATES if isinstance(settings.get(name), (int, float))]
