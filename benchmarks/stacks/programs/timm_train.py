@@ -14,6 +14,7 @@ from tiny import digest
 from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS, IMAGES, BATCH, ACCUMULATION = 6, 512, 32, 2
+PARTS = ("model", "optimizer", "schedule", "scaler", "average")
 
 
 def make_images(count, draw):
@@ -49,7 +50,7 @@ class Job:
             drop_path_rate=0.1,
         )
         self.optimizer = create_optimizer_v2(self.model, "adamw", lr=2e-3, weight_decay=0.05, layer_decay=0.7)
-        self.schedule, self.epochs = create_scheduler_v2(
+        self.schedule, _ = create_scheduler_v2(
             self.optimizer,
             sched="cosine",
             num_epochs=EPOCHS,
@@ -64,13 +65,11 @@ class Job:
 
     def state(self):
         """What a checkpoint holds."""
-        parts = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
-        parts |= {"scaler": self.scaler, "average": self.average}
-        return {name: part.state_dict() for name, part in parts.items()} | {"updates": self.updates}
+        return {name: getattr(self, name).state_dict() for name in PARTS} | {"updates": self.updates}
 
     def load(self, state):
         """Go on from a checkpoint."""
-        for name in ("model", "optimizer", "schedule", "scaler", "average"):
+        for name in PARTS:
             getattr(self, name).load_state_dict(state[name])
         self.updates = state["updates"]
 

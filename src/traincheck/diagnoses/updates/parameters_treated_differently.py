@@ -9,7 +9,8 @@ DIAGNOSIS = Diagnosis(
     slug="parameters-treated-differently",
     title="Parameters are treated differently than in good runs",
     problem="A parameter is frozen, missing in the optimizer, in another parameter group, shared or gone, as in no "
-    "good run. If you changed this on purpose, accept a run of the new version.",
+    "good run. Or its optimizer state has another precision, or its schedule moves it by another factor. If you "
+    "changed this on purpose, accept a run of the new version.",
     advice=(
         "Read the first line of evidence: it shows the parameters as they are here and as they were in the good runs.",
         "Check the code that builds the model and the parameter groups, and each `requires_grad`.",

@@ -141,8 +141,8 @@ def _settings_by_parameter(
         rates = [_rate(group) for group in groups]
         highest = max((rate for rate in rates if rate is not None), default=0.0)
         factors = [_factor(group) for group in groups]
-        states = getattr(optimizer, "state", {})  # a wrapper may have none
         largest = max((factor for factor in factors if factor is not None), default=0.0)
+        states = getattr(optimizer, "state", {})  # a wrapper may have none
         for group, settings, rate, factor in zip(optimizer.param_groups, groups, rates, factors, strict=False):
             words = []
             if highest and rate is not None and rate != highest:
