@@ -25,10 +25,10 @@ def test_evaluation_in_the_middle(guard: Callable[[], object]) -> None:
                     model(x)
 
     windows = windows_of(program)
-    assert stages(windows) == ["setup 0", "train 1", "train 2", "eval 2", "train 3", "train 4", "eval 4"]
+    assert stages(windows) == ["setup 0", "train 1", "train 2", "eval 2", "train 3", "train 4", "eval 4", "end 4"]
     for window in windows:
         modes = {dict(call.context)["training"] for call in window.calls if call.levels[-1] == FORWARD}
-        assert modes == {"train": {True}, "eval": {False}, "setup": set()}[window.stage]
+        assert modes == {"train": {True}, "eval": {False}, "setup": set(), "end": set()}[window.stage]
 
 
 def test_evaluation_before_the_first_step() -> None:

@@ -355,6 +355,8 @@ class StepTracker:
         """The run ends: close the open window where the end began, then (at `seq`) the window of the end."""
         if self._stage == TRAIN and self._stepped:
             self._close(self._next_start if self._next_start >= 0 else began, TRAIN, END)
+        elif self._fetch_start >= 0 and (self._stage == EVAL or self._undecided_forward >= 0):
+            self._close(self._fetch_start, EVAL, END)  # as where training follows
         stage = self._stage or (EVAL if self._undecided_forward >= 0 else END)
         self._close(seq, stage, END)
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from traincheck.sources.tensors.reading import PLAIN, local_tensor
 from traincheck.sources.verification.updates.algorithms import Algorithm
+from traincheck.sources.verification.updates.bitsandbytes_optimizers import readable_state, settings_of
 from traincheck.sources.verification.updates.inputs import PARAMETER, UpdateInputs
 from traincheck.sources.verification.updates.rounding import Rounded
 
@@ -69,7 +70,7 @@ class ParameterBefore:
         self._optimizer = optimizer
         scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, for a fused optimizer
         self._scale = None if scale is None else float(scale)
-        self._settings = {key: value for key, value in optimizer.param_groups[group].items() if key != "params"}
+        self._settings = settings_of(optimizer, group, tensor)
         self._before = _copied(self._now())
         self._grad = tensor.grad
         self._version = 0 if self._grad is None else self._grad._version
@@ -99,14 +100,15 @@ class ParameterBefore:
 
     def _now(self) -> _Tensors:
         """The selected elements of the parameter and its state as they are now."""
-        local, state = _memory(self._tensor), self._optimizer.state.get(self._tensor, {})
+        local = _memory(self._tensor)
+        state, coarse = readable_state(self._optimizer.state.get(self._tensor, {}), self._elements)
 
         def select(value: Any) -> Any:
             value = _memory(value)
             is_whole = self._elements is None or not isinstance(value, torch.Tensor) or value.shape != local.shape
             return value if is_whole else value.reshape(-1)[self._elements]
 
-        return _Tensors(select(local), {key: select(value) for key, value in state.items()})
+        return _Tensors(select(local), {key: select(value) for key, value in state.items()}, coarse)
 
     def _gradient_now(self) -> torch.Tensor:
         gradient = _memory(self._tensor.grad)
@@ -122,23 +124,28 @@ class ParameterBefore:
         if "step" in after.state:
             expected["step"] = Rounded(inputs.steps, 0.0 if inputs.steps < MOST_STEPS else math.inf)
         for what, result in expected.items():
+            if what in after.coarse:
+                continue
             written, old = (
                 tensors.value if what == PARAMETER else tensors.state.get(what) for tensors in (after, before)
             )
             if written is None:
                 raise KeyError(what)
-            yield self._compare_tensor(what, result, written, old)
+            tolerance = 0.0 if what == "step" else algorithm.tolerance
+            yield self._compare_tensor(what, result, written, old, tolerance)
 
-    def _compare_tensor(self, what: str, expected: Rounded, written: Any, old: Any) -> Comparison:
+    def _compare_tensor(self, what: str, expected: Rounded, written: Any, old: Any, tolerance: float) -> Comparison:
         def double(number: Any) -> torch.Tensor:
             return torch.as_tensor(number, dtype=torch.float64, device=device).expand(shape)
 
         device = written.device if isinstance(written, torch.Tensor) else "cpu"
         shape = written.shape if isinstance(written, torch.Tensor) else ()
         new, value, error = map(double, (written, expected.value, expected.error))
+        before = double(0.0 if old is None else old)
+        if tolerance:
+            error = error + (value - before).abs() * tolerance
         known = torch.isfinite(value) & torch.isfinite(error)
         off = known & ~((new - value).abs() <= error)  # which is also true of a result that is no number
-        before = double(0.0 if old is None else old)
         changes = known & ((value - before).abs() > CLEAR * error)
         unchanged, worst = off & (new == before) & (old is not None), (0.0, 0.0)
         stuck = unchanged
@@ -153,14 +160,16 @@ class ParameterBefore:
 
 
 class _Tensors(NamedTuple):
-    """A parameter and its state, at one time."""
+    """A parameter and its state, at one time. States in `coarse` keep few bits, so their results are not compared."""
 
     value: torch.Tensor
     state: Mapping[str, Any]
+    coarse: frozenset[str] = frozenset()
 
     def map(self, function: Callable[[Any], Any]) -> _Tensors:
         """The results of a function for the parameter and for each entry of its state."""
-        return _Tensors(function(self.value), {key: function(value) for key, value in self.state.items()})
+        state = {key: function(value) for key, value in self.state.items()}
+        return _Tensors(function(self.value), state, self.coarse)
 
 
 def _chunks(

@@ -1,12 +1,12 @@
 """Judges the updates of one optimizer: does an algorithm explain them, and is a difference an error?
 
 Note [Whose algorithm]
-An optimizer of torch states its algorithm, so an update that differs from it is wrong. An optimizer of another library,
-or a subclass with its own `step`, may do anything in any step. TrainCheck looks for an algorithm that explains its
-first verified updates completely. Afterwards it reports only what no such optimizer intends: some elements of a
-parameter keep their old values, and others are updated. Elements at zero or at an extreme do not count, because pruning
-and clipping keep them there. Any other difference may be intended (averaging every few steps, for example) and ends the
-comparison.
+An optimizer of torch states its algorithm, and so do AdamW and Lion of bitsandbytes: an update that differs from it is
+wrong. An optimizer of another library, or a subclass with its own `step`, may do anything in any step. TrainCheck looks
+for an algorithm that explains its first verified updates completely. Afterwards it reports only what no such optimizer
+intends: some elements of a parameter keep their old values, and others are updated. Elements at zero or at an extreme
+do not count, because pruning and clipping keep them there. Any other difference may be intended (averaging every few
+steps, for example) and ends the comparison.
 
 Note [Other explanations]
 A difference proves nothing where something else may have written to the parameter or to the gradient during the step: a
