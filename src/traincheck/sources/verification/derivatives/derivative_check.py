@@ -46,6 +46,10 @@ class CannotDecide(Exception):
     """The experiment has no result. The text is the reason."""
 
 
+class Unexplained(CannotDecide):
+    """The loss changes in another way than gradient and derivative say, which are the same."""
+
+
 class NotFinite(CannotDecide):
     """A gradient is not finite. Loss scaling begins with such steps."""
 
@@ -222,7 +226,8 @@ def _confirm(
     gradients: Mapping[int, torch.Tensor],
     derivatives: Mapping[int, torch.Tensor],
 ) -> None:
-    """Raise CannotDecide if the loss does not change as gradient and derivative say. Both are formulas of torch."""
+    """Raise Unexplained if the loss does not change as gradient and derivative say. Both are formulas of torch, or both
+    have the backward of a kernel."""
     direction = [(leaf, gradients[id(leaf)]) for leaf in leaves]
     expected = sum(float((derivatives[id(leaf)] * change).sum()) for leaf, change in direction)
     if not expected:
@@ -230,7 +235,7 @@ def _confirm(
     slope = objective.slope(direction, expected)
     margin = slope.error + slope.kink + SMALL * 10 * abs(expected)
     if abs(slope.value - expected) > margin:
-        raise CannotDecide("the loss does not change as the derivative of torch's operations says")
+        raise Unexplained("the loss does not change as the derivative of torch's operations says")
 
 
 def _decide(

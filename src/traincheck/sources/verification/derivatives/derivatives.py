@@ -45,8 +45,10 @@ from traincheck.sources.verification.derivatives.derivative_check import (
     Difference,
     NotFinite,
     Objective,
+    Unexplained,
     difference,
 )
+from traincheck.sources.verification.derivatives.kernel_backward import judge_kernel
 from traincheck.sources.verification.derivatives.wrong_backward import (
     Backward,
     Boundary,
@@ -58,7 +60,14 @@ from traincheck.sources.verification.derivatives.wrong_backward import (
     wrong_call,
 )
 from traincheck.sources.verification.experiment_source import ExperimentSource
-from traincheck.sources.verification.tape.tape import CannotExecute, Computation, ModuleCall, Ref, flat_tensors
+from traincheck.sources.verification.tape.tape import (
+    CannotExecute,
+    Computation,
+    CustomFunction,
+    ModuleCall,
+    Ref,
+    flat_tensors,
+)
 from traincheck.sources.verification.tape.tape_recording import TapeRecording
 from traincheck.sources.verification.verified_steps import Turn, VerifiedSteps
 from traincheck.vocab.verification import AGREES, DERIVATIVE, DISAGREES, UNDECIDED
@@ -359,8 +368,11 @@ class DerivativeSource(ExperimentSource, RecorderListener):
         try:
             _check_memory(computation, recording.result_bytes)
             differs = difference(backward.objective, backward.losses, backward.gradients)
+            if differs is None and self._blames_kernel(computation, subject):
+                return
         except (CannotDecide, CannotExecute) as error:
-            self._undecide(subject, str(error), lasts=not isinstance(error, NotFinite))
+            if not (isinstance(error, Unexplained) and self._blames_kernel(computation, subject)):
+                self._undecide(subject, str(error), lasts=not isinstance(error, NotFinite))
             return
         except RuntimeError as error:  # of torch, such as lack of memory
             self._undecide(subject, str(error).partition("\n")[0][:200])
@@ -389,16 +401,13 @@ class DerivativeSource(ExperimentSource, RecorderListener):
             return self._undecide(subject, "it uses no_grad under reentrant checkpointing")
         found = differs.describe(self._name(differs.leaves[0]))
         for function in functions:
-            verdict = judge_backward(objective.computation, function)
+            judge = judge_kernel if function.has_kernel else judge_backward
+            verdict = judge(objective.computation, function)
             if verdict is Backward.CHOSEN:
                 reason = f"the backward of {function.cls.__name__} may replace a derivative on purpose"
                 return self._undecide(subject, reason)
             if verdict is Backward.WRONG:
-                self._suspicion = None
-                file = function.site.rpartition(":")[0] or function.site
-                where = f" ({file})" if file else ""
-                first = f"function {function.cls.__name__}{where}"
-                return self._reporter.report(subject, DISAGREES, found, first=first, site=function.site)
+                return self._blame(function, subject, found)
         call = common_call(calls_of(objective.computation, differs.leaves))
         first = self._named(call, subject)
         if self._boundaries:
@@ -410,6 +419,23 @@ class DerivativeSource(ExperimentSource, RecorderListener):
         self._follows = True
         self._suspicion = self._suspicion or _Suspicion(self._step, subject, found, first)
         return None
+
+    def _blames_kernel(self, computation: Computation, subject: str) -> bool:
+        """Report the first function with a kernel whose backward is wrong. The derivative of the tape contains that
+        backward, so it shows no difference."""
+        kernels = {(f.cls, f.site): f for f in functions_of(computation) if f.has_kernel}  # one call of each line
+        for function in kernels.values():
+            if judge_kernel(computation, function) is Backward.WRONG:
+                self._blame(function, subject, "its backward returns another gradient than its forward implies")
+                return True
+        return False
+
+    def _blame(self, function: CustomFunction, subject: str, found: str) -> None:
+        self._suspicion = None
+        file = function.site.rpartition(":")[0] or function.site
+        where = f" ({file})" if file else ""
+        first = f"function {function.cls.__name__}{where}"
+        self._reporter.report(subject, DISAGREES, found, first=first, site=function.site)
 
     def _report_suspicion(self) -> None:
         """Report a difference that no later step located."""

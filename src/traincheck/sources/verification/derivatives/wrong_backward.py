@@ -10,7 +10,7 @@ scale of a quantizer).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -74,15 +74,16 @@ def _is_wrong(product: _Product, returned: torch.Tensor | None) -> bool:
     return float((own - exact).norm()) > SMALL * max(size, float(own.norm())) + ROUNDING * product.noise
 
 
-def _inputs(function: CustomFunction) -> dict[int, int]:
+def input_numbers(function: CustomFunction) -> dict[int, int]:
     """The numbers of the values of the inputs that require a gradient, by the position of the input."""
     return {index: source.value for index, source in enumerate(function.inputs) if isinstance(source, Ref)}
 
 
-def _values_before(
+def values_before(
     computation: Computation, part: Computation, function: CustomFunction, dtype: torch.dtype | None
 ) -> dict[int, torch.Tensor]:
-    needed = part.free | set(_inputs(function).values())
+    """The values that a call of a custom function takes, by number."""
+    needed = part.free | set(input_numbers(function).values())
     values = computation.execute((), dtype, keep=needed).values
     return {value: values[value].detach() for value in needed if value in values}
 
@@ -101,8 +102,8 @@ def _products_in(
     dtype: torch.dtype | None,
 ) -> dict[int, torch.Tensor]:
     part = computation.part(function)
-    values = _values_before(computation, part, function, dtype)
-    inputs = {index: value for index, value in _inputs(function).items() if value in values}
+    values = values_before(computation, part, function, dtype)
+    inputs = {index: value for index, value in input_numbers(function).items() if value in values}
     for value in inputs.values():
         values[value] = values[value].clone().requires_grad_()
     execution = part.execute((), dtype, values=values, differentiable=True)
@@ -130,23 +131,32 @@ _TYPICAL = 0.99
 def _is_chosen(computation: Computation, function: CustomFunction, index: int) -> bool:
     """Whether the derivative in an input is useless for training, see Note [Derivatives that are chosen]."""
     part = computation.part(function)
-    values = _values_before(computation, part, function, torch.float64)
-    number = _inputs(function)[index]
-    value = values[number]
+    values = values_before(computation, part, function, torch.float64)
+    number = input_numbers(function)[index]
+
+    def results(value: torch.Tensor) -> Sequence[torch.Tensor]:
+        return part.execute((), torch.float64, values={**values, number: value}).roots
+
+    return is_useless(results, values[number], 1e-6)
+
+
+def is_useless(results: Callable[[torch.Tensor], Sequence[torch.Tensor]], value: torch.Tensor, width: float) -> bool:
+    """Whether each result depends on the same element of the input, with a factor that is zero or one constant.
+
+    `width` is the change of the input, in parts of its size.
+    """
     generator = torch.Generator().manual_seed(0)
-    change = torch.rand(value.shape, generator=generator, dtype=torch.float64).add_(0.5).to(value.device)
-    width = 1e-6 * max(float(value.abs().mean()), 1e-3)
-    after, before = (
-        part.execute((), torch.float64, values={**values, number: value + sign * width * change}).roots
-        for sign in (1, -1)
-    )
-    for one, other in zip(after, before, strict=True):
-        slope = (one - other).double() / (2 * width)
+    change = torch.rand(value.shape, generator=generator, dtype=torch.float64).add_(0.5)
+    change = (change * width * max(float(value.abs().mean()), 1e-3)).to(value.device, value.dtype)
+    after, before = value + change, value - change
+    change = (after.double() - before.double()).reshape(-1)
+    for one, other in zip(results(after), results(before), strict=True):
+        slope = (one.double() - other.double()).reshape(-1)
         if not bool(slope.any()):
             continue
         if slope.numel() != change.numel():
             return False
-        factors = slope.reshape(-1) / change.reshape(-1)
+        factors = slope / change
         moved = factors[factors.abs() > SMALL * factors.abs().max()]
         usual = moved.median()
         same = (factors - usual).abs() <= SMALL * usual.abs()

@@ -6,12 +6,16 @@ C++. Decorated forwards are known by the function inside, so what a decorator co
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from traincheck.sources.recording.frames import code_of, local_values, variadic_names
+from traincheck.sources.tensors.reading import hidden_from_modes
 
 
 class CustomCall(NamedTuple):
@@ -20,15 +24,26 @@ class CustomCall(NamedTuple):
     frame: FrameType
     cls: type
 
+    def arguments(self) -> list[Any]:
+        """Its arguments in their order, without the context."""
+        return [argument for argument in self._all_arguments() if not isinstance(argument, FunctionCtx)]
+
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among its arguments, in their order."""
+        return [argument for argument in self._all_arguments() if isinstance(argument, torch.Tensor)]
+
+    def node(self) -> Any:
+        """The node of the graph that the results will have: the context of the call. None if the forward gets none."""
+        return next((argument for argument in self._all_arguments() if isinstance(argument, FunctionCtx)), None)
+
+    def _all_arguments(self) -> list[Any]:
         code = self.frame.f_code
         names, variadic = code.co_varnames[: code.co_argcount], variadic_names(code)
         values = local_values(self.frame, names + variadic)
         arguments = [values.get(name) for name in names]
         for name in variadic:
             arguments += () if isinstance(values.get(name), dict) else values.get(name, ())
-        return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        return arguments
 
 
 class CustomFunctions:
@@ -54,3 +69,32 @@ class CustomFunctions:
                 found.append(CustomCall(frame, function[1]))
             frame = frame.f_back
         return found
+
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+def backward_hooks(
+    keep: Callable[[tuple[Gradients, Gradients]], None], has_room: Callable[[int], bool]
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Two hooks of a node, before and after its backward. They `keep` the gradients that it got, in copies because it
+    may write to them, and those that it returned."""
+    copies: list[torch.Tensor | None] = []
+
+    def before(got: Sequence[torch.Tensor | None]) -> None:
+        with contextlib.suppress(Exception):
+            copies.clear()
+            if has_room(2 * _bytes(got)):
+                with hidden_from_modes():
+                    copies[:] = [None if tensor is None else tensor.detach().clone() for tensor in got]
+
+    def after(returned: Sequence[torch.Tensor | None], got: Sequence[torch.Tensor | None]) -> None:
+        with contextlib.suppress(Exception):
+            if copies and has_room(_bytes(returned)):
+                keep((tuple(copies), tuple(returned)))
+
+    return before, after
+
+
+def _bytes(tensors: Sequence[torch.Tensor | None]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

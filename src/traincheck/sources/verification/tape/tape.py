@@ -134,12 +134,14 @@ class CustomFunction:
 
     `inputs` are the sources of its tensors, in their order; None for one that requires no gradient. `outputs` are the
     sources of its results that the program used, by their index. A `transparent` function runs code of the program
-    (reentrant checkpointing). `gradients` are the gradients that its backward got and returned.
+    (reentrant checkpointing). `gradients` are the gradients that its backward got and returned. A function `has_kernel`
+    if torch does not see how its results are computed, see Note [Functions as one operation] in repeated_calls.py.
     """
 
     cls: type
     site: str = ""
     transparent: bool = False
+    has_kernel: bool = False
     inputs: Sequence[Source | None] = ()
     outputs: dict[int, Source] = field(default_factory=dict)
     gradients: tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]] | None = None
@@ -175,14 +177,14 @@ class Tape:
         return Computation(self, roots, chosen, needed)
 
     def drop(self, indices: Collection[int]) -> None:
-        """Drop these entries, the entries that use their results, and what only they hold."""
+        """Drop these entries, the entries that use their results, those without a result, and what only they hold."""
         gone: set[int] = set()
         read: set[int] = set()
         dropped = set(indices)
         for index, entry in enumerate(self.entries):
             if entry is None:
                 continue
-            if index in dropped or not gone.isdisjoint(entry.reads):
+            if index in dropped or not (entry.results or entry.writes) or not gone.isdisjoint(entry.reads):
                 gone.update(entry.results)
                 self.entries[index] = None
             else:

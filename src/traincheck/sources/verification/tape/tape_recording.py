@@ -20,11 +20,11 @@ the recording.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,8 @@ from traincheck.sources.recording.dispatch_recording import DispatchRecording
 from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import PLAIN, hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
-from traincheck.sources.verification.tape.custom_functions import CustomFunctions
+from traincheck.sources.verification.tape.custom_functions import CustomCall, CustomFunctions, backward_hooks
+from traincheck.sources.verification.tape.repeated_calls import RepeatedCall, can_be_repeated
 from traincheck.sources.verification.tape.tape import (
     Computation,
     CustomFunction,
@@ -136,6 +137,9 @@ class TapeRecording(DispatchRecording):
         self._ops: dict[Any, Operation] = {}
         self._custom_functions = CustomFunctions()
         self._functions: dict[int, CustomFunction] = {}  # by region
+        self._calls: dict[
+            int, tuple[Entry, int]
+        ] = {}  # by the node of the graph: the entry of the call, and its region
         self._handles: list[Any] = []
         self.nested_no_grad = False
         self.call: ModuleCall | None = None
@@ -165,7 +169,7 @@ class TapeRecording(DispatchRecording):
         self.remove_hooks()
         self._functions.clear()
         self.tape = Tape()
-        for table in (self._known, self._memory, self._held_tensors, self._held_memory, self._geometry):
+        for table in (self._known, self._memory, self._held_tensors, self._held_memory, self._geometry, self._calls):
             table.clear()
         self.call = None
 
@@ -179,6 +183,8 @@ class TapeRecording(DispatchRecording):
         self._memory = {key: memory for key, memory in self._memory.items() if not memory.weak.expired()}
         groups = {memory.group for memory in self._memory.values()}
         self._geometry = {key: ref for key, ref in self._geometry.items() if key[0] in groups}
+        left = {id(entry) for entry in self.tape.entries}
+        self._calls = {key: call for key, call in self._calls.items() if id(call[0]) in left}
         for table in (self._held_tensors, self._held_memory):
             table.clear()
         for number, held in self.tape.held.items():
@@ -376,13 +382,13 @@ class TapeRecording(DispatchRecording):
         """Return where a tensor comes from that no operation returned: a view, or a tensor unpacked by autograd."""
         memory = self._memory.get(tensor.untyped_storage()._cdata)
         if memory is None:
-            return Missing("it uses a result whose computation was not recorded")
+            return self._of_kernel(tensor) or Missing("it uses a result whose computation was not recorded")
         if memory.group in self._whole:
             source: Source | None = _strided(self._whole[memory.group], tensor)
         else:
             source = self._geometry.get(_geometry(memory.group, tensor))
         if source is None or isinstance(source, Missing):
-            return Missing("it uses a view of unknown origin")
+            return self._of_kernel(tensor) or Missing("it uses a view of unknown origin")
         return _CHANGED if source.value <= self._unusable.get(memory.group, 0) else source
 
     def source_of(self, tensor: torch.Tensor) -> Source:
@@ -538,7 +544,34 @@ class TapeRecording(DispatchRecording):
                 self._source(tensor, 0, False, is_written=False) if tensor.requires_grad else None
                 for tensor in outermost.tensors()
             ]
+            self._keep_call(function, outermost)
         return self._region
+
+    def _keep_call(self, function: CustomFunction, call: CustomCall) -> None:
+        """Append an entry that makes the call again. It has no result until one is used that torch did not compute."""
+        node, arguments = call.node(), call.arguments()
+        if node is None or function.transparent or not can_be_repeated(arguments):
+            return
+        entry = Entry(RepeatedCall(call.cls, arguments), (), {}, (), (), call=self.call, function=function)
+        reads: list[int] = []
+        entry.args = tuple(self._convert(tensor, entry, reads, 0) for tensor in call.tensors())
+        entry.reads = tuple(reads)
+        self.tape.entries.append(entry)
+        self._calls[id(node)] = entry, self._region.number
+
+    def _of_kernel(self, tensor: torch.Tensor) -> Source | None:
+        """Return the source of a result of a custom function that torch did not see computed; None for other results.
+        See Note [Functions as one operation]."""
+        entry, region = self._calls.get(id(tensor.grad_fn), (None, 0))
+        if entry is None or entry.function is None or not isinstance(entry.op, RepeatedCall):
+            return None
+        number = self._add_result(tensor, region, is_statistic=False)
+        entry.op.outputs.append(tensor.output_nr)
+        entry.results = (*entry.results, number)
+        entry.function.has_kernel = True
+        known = self._known[tensor._cdata]
+        self._follow(known, tensor)
+        return known.source
 
     def _follow(self, known: _Known, output: torch.Tensor) -> None:
         """Note the gradients that the backward of a custom function gets and returns; `output` is a result of it."""
@@ -546,16 +579,9 @@ class TapeRecording(DispatchRecording):
         if function is None or node is None or output.output_nr in function.outputs:
             return
         if not function.outputs:
-            self._handles.append(node.register_hook(self._backward_hook(function)))
+            before, after = backward_hooks(functools.partial(setattr, function, "gradients"), self.has_room)
+            self._handles += [node.register_prehook(before), node.register_hook(after)]
         function.outputs[output.output_nr] = self._usable(known)
-
-    def _backward_hook(self, function: CustomFunction) -> Callable[..., None]:
-        def on_backward(returned: Sequence[torch.Tensor | None], got: Sequence[torch.Tensor | None]) -> None:
-            with contextlib.suppress(Exception):
-                if self.has_room(sum(tensor.nbytes for tensor in (*returned, *got) if tensor is not None)):
-                    function.gradients = tuple(got), tuple(returned)
-
-        return on_backward
 
     def remove_hooks(self) -> None:
         """Remove the hooks on nodes of the graph."""
