@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,10 @@ def _options() -> argparse.Namespace:
 
 
 def _figures(package: Package, chosen: argparse.Namespace) -> dict[str, Any]:
-    try:
-        installed = version(package.package)
-    except PackageNotFoundError:
-        raise SystemExit(
-            f"{package.package} is not installed: pip install -r benchmarks/stacks/requirements.txt, or `make stacks`"
-        ) from None
+    own = Path(sys.prefix, package.package)  # of a package that needs other versions than the rest
+    installed = next((found.version for found in distributions(name=package.package, path=[str(own), *sys.path])), "")
+    if not installed:
+        raise SystemExit(f"{package.package} is not installed: `make stacks` installs it")
     try:
         return {"version": installed, **measure(package, chosen.scratch.resolve(), chosen.rounds)}
     except Failed as error:

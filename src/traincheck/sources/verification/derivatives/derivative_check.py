@@ -42,6 +42,10 @@ CLEAR = 0.2
 """The part of a difference within which a finite difference has to be, in order to decide."""
 
 
+MANY = 10
+"""The relative difference from which it is said in multiples, not in percent."""
+
+
 class CannotDecide(Exception):
     """The experiment has no result. The text is the reason."""
 
@@ -73,9 +77,9 @@ class Difference:
         along = float((gradient * derivative).sum())
         if along / (size * own) > 0.99:  # nearly the same direction
             return f"the gradient of {name} is {along / size**2:.3g} times the derivative"
-        return (
-            f"the gradient of {name} differs from the derivative by {float((gradient - derivative).norm()) / size:.0%}"
-        )
+        difference = float((gradient - derivative).norm()) / size
+        text = f"{difference:.0%}" if difference < MANY else f"{difference:,.0f} times its size"
+        return f"the gradient of {name} differs from the derivative by {text}"
 
 
 @dataclass

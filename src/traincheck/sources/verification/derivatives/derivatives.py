@@ -408,6 +408,10 @@ class DerivativeSource(ExperimentSource, RecorderListener):
                 return self._undecide(subject, reason)
             if verdict is Backward.WRONG:
                 return self._blame(function, subject, found)
+        writer = next((function for function in functions if function.overwrites), None)
+        if writer is not None:
+            found += f"; the backward of {writer.cls.__name__} overwrites the gradient that it gets"
+            return self._blame(writer, subject, found)
         call = common_call(calls_of(objective.computation, differs.leaves))
         first = self._named(call, subject)
         if self._boundaries:

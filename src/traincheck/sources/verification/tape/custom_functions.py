@@ -75,25 +75,33 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 def backward_hooks(
-    keep: Callable[[tuple[Gradients, Gradients]], None], has_room: Callable[[int], bool]
+    keep: Callable[[Gradients, Gradients, bool], None], has_room: Callable[[int], bool]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Two hooks of a node, before and after its backward. They `keep` the gradients that it got, in copies because it
-    may write to them, and those that it returned."""
-    copies: list[torch.Tensor | None] = []
+    """Two hooks of a node, before and after its backward. They `keep` the gradients that it got and those that it
+    returned, in copies (this backward may write to the ones, and the next to the others), and whether it changed those
+    that it got."""
+    kept: list[Gradients] = []
+
+    def copied(gradients: Sequence[torch.Tensor | None]) -> Gradients:
+        with hidden_from_modes():
+            return tuple(None if gradient is None else gradient.detach().clone() for gradient in gradients)
 
     def before(got: Sequence[torch.Tensor | None]) -> None:
         with contextlib.suppress(Exception):
-            copies.clear()
-            if has_room(2 * _bytes(got)):
-                with hidden_from_modes():
-                    copies[:] = [None if tensor is None else tensor.detach().clone() for tensor in got]
+            kept[:] = [copied(got)] if has_room(_bytes(got)) else []
 
     def after(returned: Sequence[torch.Tensor | None], got: Sequence[torch.Tensor | None]) -> None:
         with contextlib.suppress(Exception):
-            if copies and has_room(_bytes(returned)):
-                keep((tuple(copies), tuple(returned)))
+            if kept and has_room(_bytes(returned)):
+                with hidden_from_modes():
+                    changed = any(not _equal(old, new) for old, new in zip(kept[0], got, strict=True))
+                keep(kept[0], copied(returned), changed)
 
     return before, after
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def _bytes(tensors: Sequence[torch.Tensor | None]) -> int:

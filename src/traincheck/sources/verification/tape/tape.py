@@ -134,8 +134,9 @@ class CustomFunction:
 
     `inputs` are the sources of its tensors, in their order; None for one that requires no gradient. `outputs` are the
     sources of its results that the program used, by their index. A `transparent` function runs code of the program
-    (reentrant checkpointing). `gradients` are the gradients that its backward got and returned. A function `has_kernel`
-    if torch does not see how its results are computed, see Note [Functions as one operation] in repeated_calls.py.
+    (reentrant checkpointing). `gradients` are the gradients that its backward got and returned; it `overwrites` those
+    that it got if it changed them. A function `has_kernel` if torch does not see how its results are computed, see Note
+    [Functions as one operation] in repeated_calls.py.
     """
 
     cls: type
@@ -145,6 +146,13 @@ class CustomFunction:
     inputs: Sequence[Source | None] = ()
     outputs: dict[int, Source] = field(default_factory=dict)
     gradients: tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]] | None = None
+    overwrites: bool = False
+
+    def keep(
+        self, got: Sequence[torch.Tensor | None], returned: Sequence[torch.Tensor | None], overwrites: bool
+    ) -> None:
+        """Keep what its backward got and returned, and whether it changed what it got."""
+        self.gradients, self.overwrites = (got, returned), overwrites
 
 
 @dataclass(slots=True)

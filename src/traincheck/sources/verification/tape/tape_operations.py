@@ -49,6 +49,21 @@ def returns_view(func: Any) -> bool:
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
+def is_copy_of_itself(func: Any, args: Any) -> bool:
+    """Whether an operation copies memory onto itself, which changes nothing: Triton's interpreter does on a CPU."""
+    if func is not torch.ops.aten.copy_.default:
+        return False
+    target, source = args[:2]
+    return bool(
+        target.layout is source.layout is torch.strided
+        and target.dtype is source.dtype
+        and target.device == source.device
+        and target.shape == source.shape
+        and target.stride() == source.stride()
+        and target.data_ptr() == source.data_ptr()
+    )
+
+
 def is_deterministic(func: Any, op: Operation, args: Any, kwargs: Any) -> bool:
     """Whether an operation that may draw random numbers draws none, because the probability of dropout is zero."""
     values = [args[i] if i < len(args) else kwargs.get(name, 0) for i, name in op.probabilities]

@@ -20,7 +20,6 @@ the recording.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -57,6 +56,7 @@ from traincheck.sources.verification.tape.tape_operations import (
     argument,
     describe,
     drop_out,
+    is_copy_of_itself,
     is_deterministic,
     same_value,
     shift,
@@ -247,7 +247,7 @@ class TapeRecording(DispatchRecording):
             region = self._current_region()
         function = region.function
         if not op.reads_values or not (depends or (results and function)) or not (grad or function):
-            return self._write_constants(op, args, kwargs)
+            return None if is_copy_of_itself(func, args) else self._write_constants(op, args, kwargs)
         if function is not None and function.transparent and func is torch.ops.aten.detach.default:
             return None
         return self._record(func, op, args, kwargs, region)
@@ -579,7 +579,7 @@ class TapeRecording(DispatchRecording):
         if function is None or node is None or output.output_nr in function.outputs:
             return
         if not function.outputs:
-            before, after = backward_hooks(functools.partial(setattr, function, "gradients"), self.has_room)
+            before, after = backward_hooks(function.keep, self.has_room)
             self._handles += [node.register_prehook(before), node.register_hook(after)]
         function.outputs[output.output_nr] = self._usable(known)
 
