@@ -22,7 +22,7 @@ from traincheck.errors import PluginError
 from traincheck.invariants import builtin_rules
 from traincheck.invariants.book import read_book
 from traincheck.vocab.finding import UNEXPLAINED, Violation
-from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.invariant import Clause, Invariant, Precondition
 from traincheck.vocab.occasion import Property, Subject
 
 FOLDER = Path(diagnoses.__file__).parent
@@ -111,6 +111,14 @@ def test_a_setting_is_matched_by_no_diagnosis_but_its_own() -> None:
     rule = make_invariant(Property("stays", "hyperparameter.lr"))
     assert diagnose(violation(rule)).slug == "state-changed-between-steps"
     assert diagnose(violation(replace(rule, program="train.py"))).slug == "setting-changed"
+
+
+def test_a_loss_that_is_multiplied_in_single_precision_needs_no_scaler() -> None:
+    rule = make_invariant(Property("argument is scaled", "loss"))
+    half = replace(rule, precondition=Precondition((Clause("half", True),)))
+    single = replace(rule, experience=Precondition((Clause("half", False),)))
+    slug = "float16-without-loss-scaling"
+    assert [diagnose(violation(each)).slug == slug for each in (rule, half, single)] == [True, True, False]
 
 
 @pytest.mark.parametrize(

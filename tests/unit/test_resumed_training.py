@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from trained_programs import Net, errors_of
@@ -437,3 +437,71 @@ def test_schedules_that_are_restored_or_new(tmp_path: Path) -> None:
     assert RESTARTS not in errors_of(tmp_path / "all", lambda: goes_on(tmp_path / "last.pt", *ALL))
     program = lambda: goes_on(tmp_path / "new.pt", "model", "optimizer", gamma=0.5)  # noqa: E731
     assert RESTARTS not in errors_of(tmp_path / "new", program)
+
+
+def warm_up(parts: Parts, last_epoch: int = -1) -> LambdaLR:
+    return LambdaLR(parts["optimizer"], lambda update: min(1.0, (update + 1) / 4), last_epoch)
+
+
+def goes_on_without(path: Path, begins: Callable[[Parts], object], lr: float = 0.01) -> None:
+    """Train with a warm-up, save without the scheduler, and go on with new objects; `begins` makes the scheduler."""
+    loader, parts = new_loader(), built()
+    parts["scheduler"] = warm_up(parts)
+    trained(parts, loader, 3)
+    parts.pop("scheduler")
+    saved(parts, path)
+    parts = built(lr=lr)
+    parts.pop("scheduler")
+    begins(parts)
+    trained(parts, loader, 3)
+
+
+def test_a_warm_up_that_begins_again_though_no_file_holds_its_scheduler(tmp_path: Path) -> None:
+    def built_after(parts: Parts) -> None:
+        restored(parts, tmp_path / "last.pt", "model", "optimizer")
+        parts["scheduler"] = warm_up(parts)
+
+    def built_before(parts: Parts) -> None:
+        parts["scheduler"] = warm_up(parts)
+        restored(parts, tmp_path / "last.pt", "model", "optimizer")
+
+    for name, begins in (("after", built_after), ("before", built_before)):
+        errors = errors_of(tmp_path / name, lambda begins=begins: goes_on_without(tmp_path / "last.pt", begins))
+        assert RESTARTS in errors, name
+
+
+def test_schedules_that_go_on_though_no_file_holds_them(tmp_path: Path) -> None:
+    def with_position(parts: Parts) -> None:
+        restored(parts, tmp_path / "last.pt", "model", "optimizer")
+        parts["scheduler"] = warm_up(parts, 3)
+
+    def with_steps(parts: Parts) -> None:
+        restored(parts, tmp_path / "last.pt", "model", "optimizer")
+        parts["scheduler"] = warm_up(parts)
+        fast_forward(parts)
+
+    def that_multiply(parts: Parts) -> None:
+        restored(parts, tmp_path / "last.pt", "model", "optimizer")
+        parts["scheduler"] = StepLR(parts["optimizer"], 1, 0.5)
+
+    def of_another_rate(parts: Parts) -> None:
+        parts["scheduler"] = warm_up(parts)
+        rates = [group["initial_lr"] for group in parts["optimizer"].param_groups]
+        restored(parts, tmp_path / "last.pt", "model", "optimizer")
+        for group, rate in zip(parts["optimizer"].param_groups, rates, strict=True):
+            group["initial_lr"] = rate
+        parts["scheduler"] = warm_up(parts)
+
+    def new_optimizers(parts: Parts) -> None:
+        restored(parts, tmp_path / "last.pt", "model")
+        parts["scheduler"] = warm_up(parts)
+
+    for name, begins, lr in (
+        ("position", with_position, 0.01),
+        ("steps", with_steps, 0.01),
+        ("multiply", that_multiply, 0.01),
+        ("another rate", of_another_rate, 0.03),
+        ("new optimizer", new_optimizers, 0.01),
+    ):
+        program = lambda begins=begins, lr=lr: goes_on_without(tmp_path / "last.pt", begins, lr)  # noqa: E731
+        assert RESTARTS not in errors_of(tmp_path / name, program), name

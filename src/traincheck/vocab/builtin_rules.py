@@ -262,7 +262,7 @@ _SENTENCES = {
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     RESTORES_STATE: "an optimizer that goes on from a checkpoint restores the state that the checkpoint holds of it",
-    RESTORES_POSITION: "a scheduler of a restored optimizer restores the position that the checkpoint holds of it",
+    RESTORES_POSITION: "a scheduler of a restored optimizer goes on from where the checkpoint left off",
     BY_ONE_NORM: "ranks that hold parts of a gradient clip it by the norm of the whole gradient",
     WITH_GRADIENTS_ON: "a module whose new parameters an optimizer holds is called with gradients on",
 }

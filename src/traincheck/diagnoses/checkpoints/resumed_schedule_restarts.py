@@ -8,10 +8,11 @@ from traincheck.vocab.builtin_rules import RESTORES_POSITION
 DIAGNOSIS = Diagnosis(
     slug="resumed-schedule-restarts",
     title="A resumed training begins its schedule again",
-    problem="The program restores the optimizer from a checkpoint and goes on training. The checkpoint also holds the "
-    "state of the scheduler, but the scheduler starts at its beginning. The learning rate takes another course.",
+    problem="The program restores the optimizer from a checkpoint and goes on training, but the scheduler starts at "
+    "its beginning. It warms up again, or returns to the largest rate, so the learning rate takes another course.",
     advice=(
-        "Call scheduler.load_state_dict with the state in the checkpoint.",
+        "Save scheduler.state_dict() in the checkpoint, and call scheduler.load_state_dict when you resume.",
+        "If you build a scheduler for a resumed run, give it the number of updates so far as last_epoch.",
         "If the new beginning is on purpose, accept it: traincheck accept.",
     ),
     explains=(Match(verb=RESTORES_POSITION.verb, object=RESTORES_POSITION.object, detail=RESTORES_POSITION.detail),),

@@ -418,7 +418,7 @@ class CheckpointSource:
             name, passes = self._catalog.add_optimizer(optimizer), self._recorder.steps.passes_ended
             with hidden_from_modes():
                 unrestored = self._resumed.first_update(optimizer, name, self._updates, passes)
-                restarted = list(self._resumed.restarted_schedules(optimizer))
+                restarted = list(self._resumed.restarted_schedules(optimizer, self._schedulers))
             if unrestored is not None and not self._catalog.is_pruned(name):
                 self._report_unrestored(unrestored)
             for schedule in restarted:

@@ -22,7 +22,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from traincheck.sources.checkpoints.resumed_schedules import POSITION, Restarting, unrestored
+from traincheck.sources.checkpoints.resumed_schedules import (
+    POSITION,
+    Restarting,
+    RestoredRates,
+    beginning,
+    restored_rates,
+    unrestored,
+)
 from traincheck.sources.checkpoints.saved_entries import file_name, path_of
 from traincheck.sources.checkpoints.state_dicts import members, state_mappings
 from traincheck.sources.optimizers.hyperparameters import KEYS, settings
@@ -122,8 +129,8 @@ class ResumedTraining:
 
     @property
     def waits(self) -> bool:
-        """Whether a module has loaded a file and was not updated since, or a scheduler has not stepped since."""
-        return bool(self._loads or self._restarting)
+        """Whether a module or an optimizer has loaded a file, and it is not known yet how the program goes on."""
+        return bool(self._loads or self._restarting or self._restored)
 
     def forget(self) -> None:
         """Drop everything, because updates were not observed."""
@@ -132,6 +139,7 @@ class ResumedTraining:
         self._loads: list[_Load] = []
         self._suspects: deque[_Suspect] = deque(maxlen=MAX_FILES)
         self._restarting: list[Restarting] = []
+        self._restored: list[RestoredRates] = []
 
     def file_read(self, loaded: Any, source: Any, updates: int, site: str, schedulers: list[weakref.ref[Any]]) -> None:
         """The program loaded a file, while these schedulers exist."""
@@ -158,6 +166,9 @@ class ResumedTraining:
         for file in self._files:
             if loaded & {known.key for known in file.states}:
                 file.receivers.append(weakref.ref(optimizer))
+                self._restored = [each for each in self._restored if each.optimizer() not in (None, optimizer)]
+                if (rates := restored_rates(optimizer, state, file.site)) is not None:
+                    self._restored.append(rates)
 
     def other_loads(self, state: Any) -> None:
         """A scheduler or a scaler is about to load a state."""
@@ -202,8 +213,15 @@ class ResumedTraining:
             return Unrestored(name, file.site, RESUMED_HERE, "this run wrote that file after the last update")
         return None
 
-    def restarted_schedules(self, optimizer: Any) -> Iterator[Unrestored]:
-        """An optimizer is about to step: yield its schedulers that have restarted."""
+    def restarted_schedules(self, optimizer: Any, schedulers: list[weakref.ref[Any]]) -> Iterator[Unrestored]:
+        """An optimizer is about to step, while these schedulers exist: yield those of it that have restarted."""
+        for restored in [each for each in self._restored if each.optimizer() is optimizer]:
+            begun = beginning(restored, schedulers)
+            if not begun.is_open:
+                self._restored.remove(restored)
+            if begun.sign:
+                self._restarting = [each for each in self._restarting if each.optimizer() is not optimizer]
+                yield Unrestored(begun.scheduler, restored.site, RESTARTED, begun.sign)
         for each in [each for each in self._restarting if each.optimizer() is optimizer and each.position != 0]:
             self._restarting.remove(each)
             if each.position == 1:
