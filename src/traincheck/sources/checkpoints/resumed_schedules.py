@@ -90,8 +90,8 @@ def _rates(groups: Any) -> tuple[Rates, ...] | None:
         return None
 
 
-def _differ(one: float, other: float) -> bool:
-    return abs(one - other) > DIFFERENT * max(abs(one), abs(other))
+def _differ(saved: float, now: float) -> bool:
+    return abs(saved - now) > DIFFERENT * max(abs(saved), abs(now))
 
 
 def _starts_from_base(scheduler: Any) -> bool:

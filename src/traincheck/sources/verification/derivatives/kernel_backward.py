@@ -101,10 +101,10 @@ class _Forward:
         for width in (self.width * size, self.width * size / 2):
             after, before = ((self.value + sign * width * direction).to(self.value.dtype) for sign in (1, -1))
             (high, error), (low, _) = self._sum(after), self._sum(before)
-            found = high - low
+            change = high - low
             expected = float((gradient.double() * (after.double() - before.double())).sum())
-            wrong = found - expected
-            if not abs(wrong) > CLEAR * max(abs(found), abs(expected)) or not error < CLEAR * abs(wrong):
+            wrong = change - expected
+            if not abs(wrong) > CLEAR * max(abs(change), abs(expected)) or not error < CLEAR * abs(wrong):
                 return False
             excess.append(wrong / width)
         return abs(excess[0] - excess[1]) <= CLEAR * abs(excess[0])

@@ -150,8 +150,8 @@ def is_useless(results: Callable[[torch.Tensor], Sequence[torch.Tensor]], value:
     change = (change * width * max(float(value.abs().mean()), 1e-3)).to(value.device, value.dtype)
     after, before = value + change, value - change
     change = (after.double() - before.double()).reshape(-1)
-    for one, other in zip(results(after), results(before), strict=True):
-        slope = (one.double() - other.double()).reshape(-1)
+    for above, below in zip(results(after), results(before), strict=True):
+        slope = (above.double() - below.double()).reshape(-1)
         if not bool(slope.any()):
             continue
         if slope.numel() != change.numel():
@@ -208,7 +208,7 @@ def common_call(calls: Iterable[ModuleCall]) -> ModuleCall | None:
         if common is None:
             common = chain
         else:
-            shared = [one for one, other in zip(common, chain, strict=False) if one is other]
+            shared = [ours for ours, theirs in zip(common, chain, strict=False) if ours is theirs]
             common = shared
     return common[-1] if common else None
 

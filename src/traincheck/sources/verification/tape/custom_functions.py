@@ -62,13 +62,13 @@ class CustomFunctions:
 
     def calls(self, frame: FrameType | None) -> list[CustomCall]:
         """The calls on the stack of `frame`, innermost first."""
-        found, functions = [], self._functions
+        calls, functions = [], self._functions
         while frame is not None:
             function = functions.get(id(frame.f_code))
             if function is not None:
-                found.append(CustomCall(frame, function[1]))
+                calls.append(CustomCall(frame, function[1]))
             frame = frame.f_back
-        return found
+        return calls
 
 
 Gradients = tuple[torch.Tensor | None, ...]
@@ -100,8 +100,8 @@ def backward_hooks(
     return before, after
 
 
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is other or (one is not None and other is not None and torch.equal(one, other))
+def _equal(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
+    return old is new or (old is not None and new is not None and torch.equal(old, new))
 
 
 def _bytes(tensors: Sequence[torch.Tensor | None]) -> int:

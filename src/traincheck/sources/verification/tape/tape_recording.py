@@ -81,7 +81,7 @@ class _Memory(NamedTuple):
     weak: StorageWeakRef
 
 
-class _Known(NamedTuple):
+class _Origin(NamedTuple):
     """Where the value of a tensor comes from. `weak` keeps the key of the tensor from being used again."""
 
     source: Ref | StridedRef
@@ -125,7 +125,7 @@ class TapeRecording(DispatchRecording):
         self.failed = ""
         self._site = site
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self._known: dict[int, _Known] = {}
+        self._origins: dict[int, _Origin] = {}
         self._memory: dict[int, _Memory] = {}
         self._held_tensors: dict[int, int] = {}  # by tensor: the number of its value
         self._held_memory: dict[int, list[int]] = {}  # by storage
@@ -137,16 +137,14 @@ class TapeRecording(DispatchRecording):
         self._ops: dict[Any, Operation] = {}
         self._custom_functions = CustomFunctions()
         self._functions: dict[int, CustomFunction] = {}  # by region
-        self._calls: dict[
-            int, tuple[Entry, int]
-        ] = {}  # by the node of the graph: the entry of the call, and its region
+        self._calls: dict[int, tuple[Entry, int]] = {}  # by node of the graph: the entry of the call, and its region
         self._handles: list[Any] = []
         self.nested_no_grad = False
+        """Whether the program disabled gradients where they are disabled already."""
         self.call: ModuleCall | None = None
         """The innermost call of a module under way."""
         self.result_bytes = 0
         """The size of all results in double precision."""
-        """Whether the program disabled gradients where they are disabled already."""
         self._region = _NO_REGION
         self._frame = 0
 
@@ -169,7 +167,7 @@ class TapeRecording(DispatchRecording):
         self.remove_hooks()
         self._functions.clear()
         self.tape = Tape()
-        for table in (self._known, self._memory, self._held_tensors, self._held_memory, self._geometry, self._calls):
+        for table in (self._origins, self._memory, self._held_tensors, self._held_memory, self._geometry, self._calls):
             table.clear()
         self.call = None
 
@@ -179,7 +177,7 @@ class TapeRecording(DispatchRecording):
             if entry.function is not None:
                 entry.function.gradients = None
         self.tape.drop(computation.indices)
-        self._known = {key: known for key, known in self._known.items() if not known.weak.expired()}
+        self._origins = {key: origin for key, origin in self._origins.items() if not origin.weak.expired()}
         self._memory = {key: memory for key, memory in self._memory.items() if not memory.weak.expired()}
         groups = {memory.group for memory in self._memory.values()}
         self._geometry = {key: ref for key, ref in self._geometry.items() if key[0] in groups}
@@ -237,11 +235,11 @@ class TapeRecording(DispatchRecording):
         tensors = flat_tensors(args)
         if kwargs:
             tensors += flat_tensors(list(kwargs.values()))
-        known, grad = self._known, torch.is_grad_enabled()
+        origins, grad = self._origins, torch.is_grad_enabled()
         depends = results = False
         for tensor in tensors:
             depends = depends or tensor.requires_grad
-            results = results or tensor._cdata in known or (bool(self._filled) and self._filled_in(tensor) > 0)
+            results = results or tensor._cdata in origins or (bool(self._filled) and self._filled_in(tensor) > 0)
         region = _NO_REGION
         if results or (depends and not grad):
             region = self._current_region()
@@ -306,7 +304,7 @@ class TapeRecording(DispatchRecording):
                 numbers.append(-1)
             elif type(tensor) not in PLAIN or tensor.layout is not torch.strided:
                 numbers.append(-1)
-                self._known.pop(tensor._cdata, None)
+                self._origins.pop(tensor._cdata, None)
             else:
                 is_statistic = len(results) > 1 and tensor.is_floating_point()
                 numbers.append(
@@ -320,7 +318,7 @@ class TapeRecording(DispatchRecording):
         ref = Ref(number, tensor.dtype)
         self.result_bytes += 8 * tensor.numel()
         weak = torch._C._WeakTensorRef(tensor)
-        self._known[tensor._cdata] = _Known(ref, weak, region, group, is_statistic, is_resolved)
+        self._origins[tensor._cdata] = _Origin(ref, weak, region, group, is_statistic, is_resolved)
         self._geometry[_geometry(group, tensor)] = ref
         return number
 
@@ -351,17 +349,17 @@ class TapeRecording(DispatchRecording):
         return arg
 
     def _source(self, tensor: torch.Tensor, region: int, scratch: bool, *, is_written: bool) -> Source:
-        known = self._known.get(tensor._cdata)
-        if known is not None and known.is_resolved:
-            return self._usable(known)
-        if known is not None and known.region and known.region != region and tensor.requires_grad:
-            self._follow(known, tensor)
-        if region and known is not None and (tensor.requires_grad or known.region == region):
-            return self._usable(known)
-        if known is not None and known.is_statistic and torch._C._current_graph_task_id() >= 0:
-            return self._usable(known)
+        origin = self._origins.get(tensor._cdata)
+        if origin is not None and origin.is_resolved:
+            return self._usable(origin)
+        if origin is not None and origin.region and origin.region != region and tensor.requires_grad:
+            self._follow(origin, tensor)
+        if region and origin is not None and (tensor.requires_grad or origin.region == region):
+            return self._usable(origin)
+        if origin is not None and origin.is_statistic and torch._C._current_graph_task_id() >= 0:
+            return self._usable(origin)
         if tensor.requires_grad and not tensor.is_leaf:
-            return self._usable(known) if known is not None else self._of_memory(tensor)
+            return self._usable(origin) if origin is not None else self._of_memory(tensor)
         if is_written and not tensor.requires_grad:
             return self._whole_memory(tensor, region)
         if region and self._filled and self._filled_in(tensor) == region:
@@ -375,8 +373,8 @@ class TapeRecording(DispatchRecording):
         memory = self._memory.get(tensor.untyped_storage()._cdata)
         return 0 if memory is None else self._filled.get(memory.group, 0)
 
-    def _usable(self, known: _Known) -> Source:
-        return _CHANGED if known.source.value <= self._unusable.get(known.group, 0) else known.source
+    def _usable(self, origin: _Origin) -> Source:
+        return _CHANGED if origin.source.value <= self._unusable.get(origin.group, 0) else origin.source
 
     def _of_memory(self, tensor: torch.Tensor) -> Source:
         """Return where a tensor comes from that no operation returned: a view, or a tensor unpacked by autograd."""
@@ -502,7 +500,7 @@ class TapeRecording(DispatchRecording):
         if region:
             self._filled[group] = region
         source = _strided(self._whole[group], tensor)
-        self._known[tensor._cdata] = _Known(source, torch._C._WeakTensorRef(tensor), region, group, False)
+        self._origins[tensor._cdata] = _Origin(source, torch._C._WeakTensorRef(tensor), region, group, False)
         return source
 
     # -- random operations -----------------------------------------------------------------------------------------
@@ -569,19 +567,18 @@ class TapeRecording(DispatchRecording):
         entry.op.outputs.append(tensor.output_nr)
         entry.results = (*entry.results, number)
         entry.function.has_kernel = True
-        known = self._known[tensor._cdata]
-        self._follow(known, tensor)
-        return known.source
+        self._follow(self._origins[tensor._cdata], tensor)
+        return self._origins[tensor._cdata].source
 
-    def _follow(self, known: _Known, output: torch.Tensor) -> None:
+    def _follow(self, origin: _Origin, output: torch.Tensor) -> None:
         """Note the gradients that the backward of a custom function gets and returns; `output` is a result of it."""
-        function, node = self._functions.get(known.region), output.grad_fn
+        function, node = self._functions.get(origin.region), output.grad_fn
         if function is None or node is None or output.output_nr in function.outputs:
             return
         if not function.outputs:
             before, after = backward_hooks(function.keep, self.has_room)
             self._handles += [node.register_prehook(before), node.register_hook(after)]
-        function.outputs[output.output_nr] = self._usable(known)
+        function.outputs[output.output_nr] = self._usable(origin)
 
     def remove_hooks(self) -> None:
         """Remove the hooks on nodes of the graph."""

@@ -66,10 +66,10 @@ _OF_BITSANDBYTES = {algorithm.name: algorithm._replace(tolerance=TOLERANCE) for 
 
 def documented(optimizer: torch.optim.Optimizer) -> Algorithm | None:
     """The algorithm that torch or bitsandbytes documents for this optimizer; None if its `step` is not theirs."""
-    if stated := stated_algorithm(optimizer):
+    step: Any = inspect.unwrap(type(optimizer).step)
+    if stated := stated_algorithm(optimizer, step):
         return _OF_BITSANDBYTES[stated]
     algorithm = _OF_TORCH.get(type(optimizer).__name__)
     if algorithm is None or type(optimizer) is not getattr(torch.optim, algorithm.name, None):
         return None
-    step: Any = inspect.unwrap(type(optimizer).step)
     return algorithm if step.__module__.startswith("torch.optim.") else None

@@ -6,7 +6,6 @@ each element (`state1`), the value of each code (`qmap1`), and a scale for each 
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Mapping
@@ -36,11 +35,11 @@ class ReadableState(NamedTuple):
     coarse: frozenset[str] = frozenset()
 
 
-def stated_algorithm(optimizer: Optimizer) -> str:
-    """The name of the algorithm that an optimizer of bitsandbytes states; empty for every other optimizer."""
-    cls: Any = type(optimizer)
-    stated = _CLASS.fullmatch(cls.__name__)
-    if stated is None or not _is_of_package(cls) or not _is_of_package(inspect.unwrap(cls.step)):
+def stated_algorithm(optimizer: Optimizer, step: Any) -> str:
+    """The name of the algorithm that an optimizer of bitsandbytes states; empty for every other optimizer. `step` is
+    the function that updates."""
+    stated = _CLASS.fullmatch(type(optimizer).__name__)
+    if stated is None or not _is_of_package(type(optimizer)) or not _is_of_package(step):
         return ""
     options = getattr(optimizer, "args", None)
     does_more = getattr(options, "skip_zeros", False) or getattr(options, "max_unorm", 0.0)
@@ -83,5 +82,5 @@ def _decoded(codes: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, el
     return numbers if elements is not None else numbers.reshape(codes.shape)
 
 
-def _is_of_package(thing: Any) -> bool:
-    return str(thing.__module__).startswith(_PACKAGE)
+def _is_of_package(definition: Any) -> bool:
+    return str(definition.__module__).startswith(_PACKAGE)
