@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,40 @@ class Reversed(torch.autograd.Function):
         return -grad
 
 
+class Scaled(torch.autograd.Function):
+    """Squares and multiplies by a number in numpy; its forward gets no context."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, factor: float, error: str) -> torch.Tensor:
+        return torch.from_numpy(np.square(x.detach().numpy()) * factor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.factor, ctx.error = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        wrong = {"": 1.0, "twice": 2.0, "random": 1.0}[ctx.error]
+        noise = torch.rand(grad.shape) * 0.1 + 0.95 if ctx.error == "random" else 1.0
+        return 2 * grad * ctx.saved_tensors[0] * ctx.factor * wrong * noise, None, None
+
+
+class TwoScales(nn.Module):
+    """Calls the function twice before it uses the results, the last one first. Equal inputs need equal factors."""
+
+    def __init__(self, error: str, apart: bool = True) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 1)
+        self.error, self.apart = error, apart
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        other = hidden.tanh() if self.apart else hidden
+        results = [Scaled.apply(hidden, 2.0, ""), Scaled.apply(other, 3.0, self.error)]  # type: ignore[no-untyped-call]
+        return self.last(results[1] + results[0])
+
+
 class Model(nn.Module):
     def __init__(self, function: type[torch.autograd.Function], error: str) -> None:
         super().__init__()
@@ -91,9 +126,9 @@ class Model(nn.Module):
         return self.last(hidden + result)
 
 
-def trained(function: type[torch.autograd.Function], error: str) -> list[torch.Tensor]:
+def trained(build: Callable[[], nn.Module]) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    model = Model(function, error)
+    model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(STEPS):
         x = torch.randn(16, 6)
@@ -104,10 +139,14 @@ def trained(function: type[torch.autograd.Function], error: str) -> list[torch.T
 
 
 def verdicts(folder: Path, function: type[torch.autograd.Function], error: str = "") -> set[tuple[str, str, str]]:
+    return verdicts_of(folder, lambda: Model(function, error))
+
+
+def verdicts_of(folder: Path, build: Callable[[], nn.Module]) -> set[tuple[str, str, str]]:
     """Train plainly and with every step verified: both end with the same bits. Return verdicts, `first` and `found`."""
-    plain = trained(function, error)
+    plain = trained(build)
     with traincheck.checked(folder / "run", packs="none", verify_every=1, record="all", budget="1/1"):
-        observed = trained(function, error)
+        observed = trained(build)
     assert all(map(torch.equal, plain, observed))
     return {
         (str(reading.value), str(value_of(reading.context, "first")), str(value_of(reading.context, "found")))
@@ -145,3 +184,17 @@ def test_a_kernel_that_draws_other_numbers_is_undecided(tmp_path: Path) -> None:
     found = verdicts(tmp_path, Norm, "drops out")
     assert {verdict for verdict, _, _ in found} == {UNDECIDED}
     assert {text for _, _, text in found} == {"the loss is another one when it is computed again"}
+
+
+def test_results_are_matched_with_calls_whose_forward_gets_no_context(tmp_path: Path) -> None:
+    assert {verdict for verdict, _, _ in verdicts_of(tmp_path / "right", lambda: TwoScales(""))} == {AGREES}
+    wrong = verdicts_of(tmp_path / "wrong", lambda: TwoScales("twice"))
+    assert {verdict for verdict, _, _ in wrong} == {DISAGREES}
+    assert all(first.startswith("function Scaled (") for _, first, _ in wrong)
+    alike = verdicts_of(tmp_path / "alike", lambda: TwoScales("", apart=False))
+    assert {verdict for verdict, _, _ in alike} == {UNDECIDED}
+
+
+def test_a_backward_that_draws_random_numbers_draws_those_of_the_program(tmp_path: Path) -> None:
+    verdicts = {verdict for verdict, _, _ in verdicts_of(tmp_path, lambda: TwoScales("random"))}
+    assert DISAGREES not in verdicts  # what matters: the weights are those of the plain training

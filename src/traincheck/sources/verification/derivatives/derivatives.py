@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -35,7 +35,7 @@ from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
-from traincheck.sources.replay.state_snapshot import is_torch_hook, without_modes
+from traincheck.sources.replay.state_snapshot import RandomStates, is_torch_hook, without_modes
 from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.leaf_hooks import register_leaf_hook
 from traincheck.sources.tensors.reading import hidden_from_modes
@@ -48,7 +48,7 @@ from traincheck.sources.verification.derivatives.derivative_check import (
     Unexplained,
     difference,
 )
-from traincheck.sources.verification.derivatives.kernel_backward import judge_kernel
+from traincheck.sources.verification.derivatives.kernel_backward import judge_kernel, kernels_of
 from traincheck.sources.verification.derivatives.wrong_backward import (
     Backward,
     Boundary,
@@ -344,7 +344,7 @@ class DerivativeSource(ExperimentSource, RecorderListener):
         recording.turn_off()
         computation = backward.objective.computation
         if self._undecided.get(backward.subject, 0) < MAX_UNDECIDED:
-            with self._recorder.hooks.suspended(), without_modes():
+            with self._recorder.hooks.suspended(), without_modes(), _random_states_of_the_program(computation):
                 self._verify(backward, recording)
         if backward.drops:
             recording.drop(computation)
@@ -427,8 +427,7 @@ class DerivativeSource(ExperimentSource, RecorderListener):
     def _blames_kernel(self, computation: Computation, subject: str) -> bool:
         """Report the first function with a kernel whose backward is wrong. The derivative of the tape contains that
         backward, so it shows no difference."""
-        kernels = {(f.cls, f.site): f for f in functions_of(computation) if f.has_kernel}  # one call of each line
-        for function in kernels.values():
+        for function in kernels_of(computation):
             if judge_kernel(computation, function) is Backward.WRONG:
                 self._blame(function, subject, "its backward returns another gradient than its forward implies")
                 return True
@@ -450,6 +449,17 @@ class DerivativeSource(ExperimentSource, RecorderListener):
     def _name(self, leaf: torch.Tensor) -> str:
         variable = self._catalog.find(leaf)
         return "a tensor" if variable is None else variable.name
+
+
+@contextmanager
+def _random_states_of_the_program(computation: Computation) -> Iterator[None]:
+    """Restore the random states afterwards, if the verification may call a custom function or its backward."""
+    states = RandomStates() if any(function.has_kernel for function in functions_of(computation)) else None
+    try:
+        yield
+    finally:
+        if states is not None:
+            states.restore()
 
 
 def _check_memory(computation: Computation, results: int) -> None:

@@ -21,6 +21,7 @@ from traincheck.sources.verification.derivatives.wrong_backward import (
     is_useless,
     values_before,
 )
+from traincheck.sources.verification.tape.repeated_calls import RepeatedCall
 from traincheck.sources.verification.tape.tape import CannotExecute, Computation, CustomFunction
 
 DIRECTIONS = 3
@@ -31,6 +32,17 @@ ENOUGH = 2
 
 ROUNDED = 16
 """How many times larger the error of a sum may be than that of results which are rounded independently."""
+
+
+def kernels_of(computation: Computation) -> list[CustomFunction]:
+    """The functions with kernels in a computation, the last first: of the calls of one line with equal plain arguments,
+    one."""
+    calls = {
+        (entry.op.cls, entry.function.site, repr(entry.op.plain)): entry.function
+        for entry in computation.entries
+        if isinstance(entry.op, RepeatedCall) and entry.function is not None
+    }
+    return list(calls.values())[::-1]
 
 
 def judge_kernel(computation: Computation, function: CustomFunction) -> Backward:

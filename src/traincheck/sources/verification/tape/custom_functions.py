@@ -24,6 +24,17 @@ class CustomCall(NamedTuple):
     frame: FrameType
     cls: type
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What tells this call from another one under way later, whose frame may lie in the same memory: the context,
+        and where the caller is. Known limitation: two calls in a loop, without a context and without another operation
+        between them, have one key."""
+        context = next((id(argument) for argument in self._all_arguments() if isinstance(argument, FunctionCtx)), 0)
+        caller = self.frame.f_back
+        while caller is not None and caller.f_globals.get("__name__") == torch.autograd.function.__name__:
+            caller = caller.f_back
+        return id(self.frame), context, -1 if caller is None else caller.f_lasti
+
     def arguments(self) -> list[Any]:
         """Its arguments in their order, without the context."""
         return [argument for argument in self._all_arguments() if not isinstance(argument, FunctionCtx)]
@@ -31,10 +42,6 @@ class CustomCall(NamedTuple):
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among its arguments, in their order."""
         return [argument for argument in self._all_arguments() if isinstance(argument, torch.Tensor)]
-
-    def node(self) -> Any:
-        """The node of the graph that the results will have: the context of the call. None if the forward gets none."""
-        return next((argument for argument in self._all_arguments() if isinstance(argument, FunctionCtx)), None)
 
     def _all_arguments(self) -> list[Any]:
         code = self.frame.f_code
@@ -74,12 +81,12 @@ class CustomFunctions:
 Gradients = tuple[torch.Tensor | None, ...]
 
 
-def backward_hooks(
-    keep: Callable[[Gradients, Gradients, bool], None], has_room: Callable[[int], bool]
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Two hooks of a node, before and after its backward. They `keep` the gradients that it got and those that it
-    returned, in copies (this backward may write to the ones, and the next to the others), and whether it changed those
-    that it got."""
+def follow_backward(
+    node: Any, keep: Callable[[Gradients, Gradients, bool], None], has_room: Callable[[int], bool]
+) -> list[Any]:
+    """Hook a node before and after its backward; return the handles of the hooks. They `keep` the gradients that it got
+    and those that it returned, in copies (this backward may write to the ones, and the next to the others), and whether
+    it changed those that it got."""
     kept: list[Gradients] = []
 
     def copied(gradients: Sequence[torch.Tensor | None]) -> Gradients:
@@ -97,7 +104,7 @@ def backward_hooks(
                     changed = any(not _equal(old, new) for old, new in zip(kept[0], got, strict=True))
                 keep(kept[0], copied(returned), changed)
 
-    return before, after
+    return [node.register_prehook(before), node.register_hook(after)]
 
 
 def _equal(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:

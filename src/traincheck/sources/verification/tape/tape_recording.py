@@ -34,8 +34,8 @@ from traincheck.sources.recording.dispatch_recording import DispatchRecording
 from traincheck.sources.tensors.deferred_values import is_capturing
 from traincheck.sources.tensors.reading import PLAIN, hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
-from traincheck.sources.verification.tape.custom_functions import CustomCall, CustomFunctions, backward_hooks
-from traincheck.sources.verification.tape.repeated_calls import RepeatedCall, can_be_repeated
+from traincheck.sources.verification.tape.custom_functions import CustomCall, CustomFunctions, follow_backward
+from traincheck.sources.verification.tape.repeated_calls import KeptCalls, RepeatedCall, can_be_repeated
 from traincheck.sources.verification.tape.tape import (
     Computation,
     CustomFunction,
@@ -137,7 +137,7 @@ class TapeRecording(DispatchRecording):
         self._ops: dict[Any, Operation] = {}
         self._custom_functions = CustomFunctions()
         self._functions: dict[int, CustomFunction] = {}  # by region
-        self._calls: dict[int, tuple[Entry, int]] = {}  # by node of the graph: the entry of the call, and its region
+        self._calls = KeptCalls()
         self._handles: list[Any] = []
         self.nested_no_grad = False
         """Whether the program disabled gradients where they are disabled already."""
@@ -146,7 +146,7 @@ class TapeRecording(DispatchRecording):
         self.result_bytes = 0
         """The size of all results in double precision."""
         self._region = _NO_REGION
-        self._frame = 0
+        self._call_key: tuple[int, int, int] | None = None
 
     @property
     def is_of_this_thread(self) -> bool:
@@ -167,8 +167,9 @@ class TapeRecording(DispatchRecording):
         self.remove_hooks()
         self._functions.clear()
         self.tape = Tape()
-        for table in (self._origins, self._memory, self._held_tensors, self._held_memory, self._geometry, self._calls):
+        for table in (self._origins, self._memory, self._held_tensors, self._held_memory, self._geometry):
             table.clear()
+        self._calls.clear()
         self.call = None
 
     def drop(self, computation: Computation) -> None:
@@ -181,8 +182,7 @@ class TapeRecording(DispatchRecording):
         self._memory = {key: memory for key, memory in self._memory.items() if not memory.weak.expired()}
         groups = {memory.group for memory in self._memory.values()}
         self._geometry = {key: ref for key, ref in self._geometry.items() if key[0] in groups}
-        left = {id(entry) for entry in self.tape.entries}
-        self._calls = {key: call for key, call in self._calls.items() if id(call[0]) in left}
+        self._calls.keep_only(self.tape.entries)
         for table in (self._held_tensors, self._held_memory):
             table.clear()
         for number, held in self.tape.held.items():
@@ -527,13 +527,13 @@ class TapeRecording(DispatchRecording):
         """Return the custom function whose forward this thread runs; number 0 without one."""
         calls = self._custom_functions.calls(sys._getframe(3))
         if not calls:
-            self._frame = 0
+            self._call_key = None
             return _NO_REGION
         own = [call for call in calls if call.cls.__module__ != _CHECKPOINTING]
         outermost = own[-1] if own else calls[-1]
-        key = id(outermost.frame)
-        if key != self._frame:
-            self._frame = key
+        key = outermost.key
+        if key != self._call_key:
+            self._call_key = key
             function = CustomFunction(outermost.cls, self._site(), transparent=not own)
             self._values += 1
             self._region = _Region(self._values, function)
@@ -547,28 +547,29 @@ class TapeRecording(DispatchRecording):
 
     def _keep_call(self, function: CustomFunction, call: CustomCall) -> None:
         """Append an entry that makes the call again. It has no result until one is used that torch did not compute."""
-        node, arguments = call.node(), call.arguments()
-        if node is None or function.transparent or not can_be_repeated(arguments):
+        arguments, tensors = call.arguments(), call.tensors()
+        if function.transparent or not can_be_repeated(arguments):
             return
-        entry = Entry(RepeatedCall(call.cls, arguments), (), {}, (), (), call=self.call, function=function)
+        operation = RepeatedCall(call.cls, arguments)
+        entry = Entry(operation, (), {}, (), (), call=self.call, function=function)
         reads: list[int] = []
-        entry.args = tuple(self._convert(tensor, entry, reads, 0) for tensor in call.tensors())
+        entry.args = tuple(self._convert(tensor, entry, reads, 0) for tensor in tensors)
         entry.reads = tuple(reads)
         self.tape.entries.append(entry)
-        self._calls[id(node)] = entry, self._region.number
+        self._calls.add(entry, operation, self._region.number, tensors)
 
     def _of_kernel(self, tensor: torch.Tensor) -> Source | None:
         """Return the source of a result of a custom function that torch did not see computed; None for other results.
         See Note [Functions as one operation]."""
-        entry, region = self._calls.get(id(tensor.grad_fn), (None, 0))
-        if entry is None or entry.function is None or not isinstance(entry.op, RepeatedCall):
+        kept = self._calls.of_node(tensor.grad_fn)
+        if kept is None or kept.entry.function is None:
             return None
-        number = self._add_result(tensor, region, is_statistic=False)
-        entry.op.outputs.append(tensor.output_nr)
-        entry.results = (*entry.results, number)
-        entry.function.has_kernel = True
-        self._follow(self._origins[tensor._cdata], tensor)
-        return self._origins[tensor._cdata].source
+        number = self._add_result(tensor, kept.region, is_statistic=False)
+        kept.operation.outputs.append(tensor.output_nr)
+        kept.entry.results = (*kept.entry.results, number)
+        kept.entry.function.has_kernel = True
+        self._follow(origin := self._origins[tensor._cdata], tensor)
+        return origin.source
 
     def _follow(self, origin: _Origin, output: torch.Tensor) -> None:
         """Note the gradients that the backward of a custom function gets and returns; `output` is a result of it."""
@@ -576,8 +577,7 @@ class TapeRecording(DispatchRecording):
         if function is None or node is None or output.output_nr in function.outputs:
             return
         if not function.outputs:
-            before, after = backward_hooks(function.keep, self.has_room)
-            self._handles += [node.register_prehook(before), node.register_hook(after)]
+            self._handles += follow_backward(node, function.keep, self.has_room)
         function.outputs[output.output_nr] = self._usable(origin)
 
     def remove_hooks(self) -> None:
