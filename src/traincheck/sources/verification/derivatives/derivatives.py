@@ -66,6 +66,7 @@ from traincheck.sources.verification.tape.tape import (
     CustomFunction,
     ModuleCall,
     Ref,
+    first_line,
     flat_tensors,
 )
 from traincheck.sources.verification.tape.tape_recording import TapeRecording
@@ -374,8 +375,11 @@ class DerivativeSource(ExperimentSource, RecorderListener):
             if not (isinstance(error, Unexplained) and self._blames_kernel(computation, subject)):
                 self._undecide(subject, str(error), lasts=not isinstance(error, NotFinite))
             return
-        except RuntimeError as error:  # of torch, such as lack of memory
-            self._undecide(subject, str(error).partition("\n")[0][:200])
+        except Exception as error:
+            calls_program = any(function.has_kernel for function in functions_of(computation))
+            if not isinstance(error, RuntimeError) and not calls_program:  # torch raises it where memory is short
+                raise
+            self._undecide(subject, f"it raised {type(error).__name__}: {first_line(error)}")
             return
         if differs is None:
             self._undecided[subject] = 0

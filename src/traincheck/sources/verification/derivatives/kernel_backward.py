@@ -61,7 +61,7 @@ def judge_kernel(computation: Computation, function: CustomFunction) -> Backward
             if against >= ENOUGH:
                 is_chosen = is_useless(forward.results, value, forward.width)
                 return Backward.CHOSEN if is_chosen else Backward.WRONG
-    except (CannotExecute, RuntimeError):
+    except (CannotExecute, RuntimeError):  # of torch, as all errors of the function are CannotExecute
         return Backward.UNKNOWN
     return Backward.RIGHT
 

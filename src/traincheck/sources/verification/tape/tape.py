@@ -359,7 +359,7 @@ class Execution:
         except CannotExecute:
             raise
         except Exception as error:  # an operation that the program could execute: memory is short, say
-            raise CannotExecute(f"{entry.op} raised {type(error).__name__}: {_first_line(error)}") from error
+            raise CannotExecute(f"{entry.op} raised {type(error).__name__}: {first_line(error)}") from error
         for value, tensor in zip(entry.results, flat_results(output), strict=True):
             if value >= 0 and tensor is not None:
                 self.values[value] = tensor
@@ -450,5 +450,6 @@ def flat_results(output: Any) -> list[torch.Tensor | None]:
     return [output if isinstance(output, torch.Tensor) else None]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of the message of an error, shortened."""
     return str(error).partition("\n")[0][:200]
