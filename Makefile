@@ -145,10 +145,13 @@ $(VENV_PUBLIC)/.ready: pyproject.toml constraints.txt benchmarks/public/requirem
 	touch $@
 
 # The packages that people train with have one as well. deepspeed compiles nothing at its installation.
-$(VENV_STACKS)/.ready: pyproject.toml constraints.txt benchmarks/stacks/requirements.txt benchmarks/stacks/requirements-torchtune.txt
+$(VENV_STACKS)/.ready: pyproject.toml constraints.txt $(wildcard benchmarks/stacks/requirements*.txt)
 	$(PYTHON) -m venv $(VENV_STACKS)
 	$(VENV_STACKS)/bin/python -m pip install -q $(PINNED) torch
 	$(VENV_STACKS)/bin/python -m pip install -q $(PINNED) -e .
 	DS_BUILD_OPS=0 $(VENV_STACKS)/bin/python -m pip install -q $(PINNED) -r benchmarks/stacks/requirements.txt
-	$(VENV_STACKS)/bin/python -m pip install -q --no-deps --target $(VENV_STACKS)/torchtune -r benchmarks/stacks/requirements-torchtune.txt
+	for name in timm torchtune; do \
+		$(VENV_STACKS)/bin/python -m pip install -q --no-deps --upgrade --target $(VENV_STACKS)/$$name \
+			-r benchmarks/stacks/requirements-$$name.txt || exit 1; \
+	done
 	touch $@

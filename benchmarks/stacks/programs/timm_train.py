@@ -1,7 +1,12 @@
 """Training in the style of timm: layer decay, mixup, clipping, a schedule of updates, an averaged model, resuming."""
 
 import argparse
+import sys
 import tempfile
+from pathlib import Path
+
+# timm needs torchvision, which other packages import where they find it; both lie in a folder of their own.
+sys.path.insert(0, str(Path(sys.prefix, "timm")))
 
 import timm
 import torch
