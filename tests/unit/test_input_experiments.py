@@ -133,6 +133,23 @@ def test_later_tokens_are_seen_without_a_right_mask(sees: int | None, tmp_path: 
     assert verdict.found.startswith("in step 2, with other tokens from position 8 on, ")
 
 
+class WithSigns(nn.Module):
+    """Returns truth values beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), x > 0
+
+
+def test_outputs_may_be_truth_values(tmp_path: Path) -> None:
+    result = run(tmp_path, WithSigns(), features)
+    assert set(result.of(SAMPLES.name)) == {AGREES}
+    assert not result.not_observed
+
+
 def test_attention_over_the_batch(tmp_path: Path) -> None:
     result = verified(tmp_path, training(Transformer(None, batch_first=False), tokens, next_word_loss))
     assert set(result.of(SAMPLES.name)) == {DISAGREES}

@@ -360,6 +360,9 @@ def _compare_parts(old: torch.Tensor, new: torch.Tensor, scale: float, unit: flo
 
 
 def _largest(tensor: torch.Tensor) -> torch.Tensor:
+    """The largest finite absolute value of fractional numbers; others are not rounded."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return torch.ones(())
     detached = tensor.detach().abs()
     finite = detached[torch.isfinite(detached)]
     return finite.max() if finite.numel() else torch.zeros(())
