@@ -2,7 +2,8 @@
 
 package = "peft"              its name on PyPI
 order = 3                     its place in the table
-skipped = "..."               the reason for which none of its programs runs, if none does
+observed = "..."              what TrainCheck observes of it beside modules, gradients and optimizers of torch
+unseen = "..."                what TrainCheck does not observe, or cannot decide
 
 [[program]]                   see `Program`
 [[error]]                     see `SilentError`
@@ -83,11 +84,12 @@ class SilentError:
 
 @dataclass(frozen=True)
 class Package:
-    """A package with its programs and silent errors."""
+    """A package with its programs and silent errors. `observed` and `unseen` go into the page as they are."""
 
     package: str
     order: int
-    skipped: str
+    observed: str
+    unseen: str
     programs: tuple[Program, ...]
     errors: tuple[SilentError, ...]
 
@@ -108,13 +110,14 @@ def read_list(path: Path) -> Package:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadList(path, "", f"it is not valid TOML: {error}") from None
-    extra = sorted(table.keys() - {"package", "order", "skipped", "program", "error"})
+    extra = sorted(table.keys() - {"package", "order", "observed", "unseen", "program", "error"})
     if extra:
         raise BadList(path, "", f"unknown keys: {', '.join(extra)}")
     package = Package(
         str(table.get("package", "")),
         int(table.get("order", 0)),
-        str(table.get("skipped", "")),
+        str(table.get("observed", "")),
+        str(table.get("unseen", "")),
         tuple(_entry(path, Program, entry) for entry in table.get("program", ())),
         tuple(_entry(path, SilentError, entry) for entry in table.get("error", ())),
     )
@@ -141,8 +144,10 @@ def _check(path: Path, package: Package) -> None:
     """Check constraints that the types cannot express. Raises BadList."""
     if not package.package or not package.order:
         raise BadList(path, "", "it has no package or no order; add them")
-    if not package.programs and not package.skipped:
-        raise BadList(path, "", "it has neither a program nor the reason why it is skipped")
+    if not package.observed or not package.unseen:
+        raise BadList(path, "", "it does not say what is observed and unseen; add both")
+    if not package.programs:
+        raise BadList(path, "", "it has no program")
     programs = {program.id for program in package.programs}
     for entry in (*package.programs, *package.errors):
         if not _ID.fullmatch(entry.id):

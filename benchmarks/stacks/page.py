@@ -38,8 +38,8 @@ def written() -> str:
 def text(packages: Sequence[Package], results: Mapping[str, Any]) -> str:
     """The part of the page that the results decide."""
     by_name = results["packages"]
-    listed = [package for package in packages if package.package in by_name or package.skipped]
-    rows = [row(package, by_name.get(package.package, {})) for package in listed]
+    listed = [package for package in packages if package.package in by_name]
+    rows = [row(package, by_name[package.package]) for package in listed]
     rows_of: dict[str, list[str]] = {"": [], SILENTLY_OFF: [], POST_TRAINING: []}
     for package in listed:
         for error in package.errors:
@@ -55,6 +55,7 @@ def text(packages: Sequence[Package], results: Mapping[str, Any]) -> str:
         about += f" Figures measured with the packs alone, without built-in rules and experiments: {', '.join(older)}."
     return TEMPLATE.read_text(encoding="utf-8").format(
         rows="\n".join(rows),
+        observed="\n".join(map(observed_row, listed)),
         clean="\n".join(_clean_findings(by_name)) or "No clean program has a finding.",
         errors="\n".join(rows_of[""]),
         off="\n".join(rows_of[SILENTLY_OFF]) + _post_training(rows_of[POST_TRAINING]),
@@ -84,8 +85,6 @@ def _clean_findings(by_name: Mapping[str, Any]) -> list[str]:
 
 def row(package: Package, figures: Mapping[str, Any]) -> str:
     """The line of a package. A program or an error without figures is new in the list, and left out."""
-    if package.skipped:
-        return f"| {package.package} | | not run: {package.skipped} | | | | | | |"
     ran = [program for program in package.programs if program.id in figures["programs"]]
     programs = [figures["programs"][program.id] for program in ran]
     equal = sum(program["equal"] for program in programs)
@@ -99,6 +98,13 @@ def row(package: Package, figures: Mapping[str, Any]) -> str:
         f"| {package.package} | {figures['version']} | {about} | {equal} of {len(programs)} | "
         f"{' | '.join(clean)} | {' | '.join(detected)} | {times} |"
     )
+
+
+def observed_row(package: Package) -> str:
+    """The line of a package about its observation."""
+    several = any(program.ranks for program in package.programs)
+    start = "traincheck run -- torchrun ... train.py" if several else "traincheck run train.py"
+    return f"| {package.package} | `{start}` | {package.observed} | {package.unseen} |"
 
 
 def _times(program: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from small_trainings import process_state
 from traincheck.checking.engine import Engine, demand_of
 from traincheck.inference.learn import learn
 from traincheck.invariants.book import Book
+from traincheck.relations.parts import UPDATE
 from traincheck.runtime.control import State
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.runtime.recording.burst_recording import MAX_TIMES, BurstRecorder
@@ -33,6 +34,7 @@ from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.registry import build_all
 from traincheck.testing.demand_filter import observed
+from traincheck.vocab.builtin_rules import CUT_OFF, PARAMETER
 from traincheck.vocab.call_kinds import kinds_of
 from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 from traincheck.vocab.events import Window
@@ -336,6 +338,21 @@ def test_sources_are_reattached_while_hooks_are_suspended() -> None:
         assert gate.resume()
         train(1)
     assert looked.windows and looked.faults == []
+
+
+def test_a_burst_after_the_first_step_loses_no_parameters_that_are_cut_off() -> None:
+    demand = Demand.of_calls(UPDATE) | Demand.of_readings(f"{PARAMETER}.{CUT_OFF}")
+    with looking(demand) as looked:
+        first, last = nn.Linear(4, 8), nn.Linear(8, 1)
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            last(first(torch.randn(8, 4)).detach()).square().mean().backward()
+            optimizer.step()
+            if step == 0:
+                looked.attachment.record_everything(True)
+    found = {r.variable for w in looked.windows for r in w.readings if (r.kind, r.attribute) == (PARAMETER, CUT_OFF)}
+    assert found == {"Linear.weight", "Linear.bias"}
 
 
 def test_bursts_cause_no_recompilation() -> None:

@@ -140,7 +140,8 @@ class CompiledCallSource:
         undo.callback(self._when_imported(COMPILER, _no_op, functools.partial(self._suspend_hooks, methods=True)))
         for home in {EVAL_FRAME, RULES, *(home for home, _ in CAPTURES)}:
             undo.callback(self._when_imported(home, functools.partial(self._imported, home), None))
-        self._skip_own_code()  # something may be compiled already
+        if not recorder.reattaching:
+            self._skip_own_code()  # something may be compiled already
         return undo
 
     # -- the compiler of torch -------------------------------------------------------------------------------------

@@ -77,6 +77,16 @@ class CutGradients:
         self._suspects.clear()
         self._stop()
 
+    def pause(self) -> None:
+        """Remove what observes the program until `resume`, because sources are attached again."""
+        self._patches.close()
+        self._gradients.on_loss = None
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        if self._suspects:
+            self._begin()
+
     def _stop(self) -> None:
         if not self._suspects:
             self._sites.clear()

@@ -125,7 +125,9 @@ class OptimizerSource(RecorderListener):
         recorder.after_gap(self.name, self._state_changes.forget, undo=undo)
         recorder.after_gap(self.name, self._forget_replaced, undo=undo)
         recorder.after_gap(self.name, self._forget_cut, undo=undo)
-        undo.callback(self._forget_cut)
+        if self._cut is not None:
+            self._cut.resume()
+        undo.callback(self._leave_cut)
         recorder.on_detach(undo, self._living.clear)
         begin = recorder.guarded(self.name, self._step_begins, always=True)
         end = recorder.guarded(self.name, self._step_ends, always=True)
@@ -175,6 +177,11 @@ class OptimizerSource(RecorderListener):
     def _forget_cut(self) -> None:
         if self._cut is not None:
             self._cut.forget()
+
+    def _leave_cut(self) -> None:
+        if self._cut is not None:
+            leave = self._cut.pause if self._recorder.reattaching else self._cut.forget
+            leave()
 
     def window_closing(self, cut: Cut) -> None:
         self._report_master_copies(cut.stage)
