@@ -189,6 +189,29 @@ def test_a_result_without_tensors_is_the_reason(tmp_path: Path) -> None:
     )
 
 
+def test_hooks_that_a_forward_puts_on_its_result_are_called_by_the_program_alone(tmp_path: Path) -> None:
+    called = []
+
+    class Engine(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result = super().forward(x)
+            result.register_hook(called.append)  # as DeepSpeed does, to reduce gradients between ranks
+            return result
+
+    def steps() -> Iterator[None]:
+        engine = Engine(4, 2)
+        optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            engine(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            yield
+
+    outcome = checked(tmp_path, steps)
+    assert len(called) == STEPS
+    assert any("Engine cannot be replayed: its forward puts hooks on its result" in text for text in outcome.missed)
+
+
 def test_captured_calls_are_released_in_unwatched_steps(tmp_path: Path) -> None:
     batches: list[weakref.ref[torch.Tensor]] = []
     copied = restorable_call.copied

@@ -202,6 +202,8 @@ class CapturedCall(RestorableCall):
     def _backward(self, result: ExecutionResult, results: Sequence[torch.Tensor]) -> None:
         if any(index >= len(results) for index in self._result_grads):
             raise CannotReplay("its result has another structure")
+        if any(result._backward_hooks for result in results):  # DeepSpeed reduces gradients in one
+            raise CannotReplay("its forward puts hooks on its result")
         parameters = {name: p for name, p in self._parameters.items() if name not in self._left_out}
         if not parameters:
             return
