@@ -121,7 +121,7 @@ class _Check:
         if _exact(self._program()) != self._expected:
             raise ValueError("the program computes something else each time, so nothing is proven: seed it")
         without = self._observe(EVERYTHING, "without it", attached=False)  # also loads what every source imports
-        before = process_state(self._packages)
+        before = self._state()
         with faults.watching() as callbacks:
             windows = self._observe(EVERYTHING, "under a demand for everything")
         self._leaves_nothing(before, "It")
@@ -172,8 +172,12 @@ class _Check:
             )
         return windows
 
+    def _state(self) -> Mapping[str, object]:
+        gc.collect()  # objects of the program that nothing holds any more may have finalizers
+        return process_state(self._packages)
+
     def _leaves_nothing(self, before: Mapping[str, object], subject: str) -> None:
-        left = differences(before, process_state(self._packages))
+        left = differences(before, self._state())
         if left:
             raise _fail(
                 f"{subject} leaves changes in the process: {', '.join(sorted(left)[:3])}",
