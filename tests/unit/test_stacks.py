@@ -49,8 +49,8 @@ def test_the_page_counts_errors_and_lists_requests_separately() -> None:
         SilentError("two", "loop", "Nothing is frozen", args=("--case", "frozen"), family="silently off"),
     )
     packages = [
-        Package("name", 1, "", (Program("loop", "loop.py", "a loop"),), errors),
-        Package("other", 2, "it needs a GPU", (), ()),
+        Package("name", 1, "its loops", "its data", (Program("loop", "loop.py", "a loop"),), errors),
+        Package("other", 2, "nothing", "all", (), ()),  # without results
     ]
     loop = {"equal": True, "findings": {"packs": [], "own": [NOTICE]}, "step_ms": 2.0, "observed_step_ms": 3.0}
     found = {"one": {"packs": [ERROR], "own": []}, "two": {"packs": [], "own": [NOTICE]}}
@@ -61,7 +61,8 @@ def test_the_page_counts_errors_and_lists_requests_separately() -> None:
     lines = text(packages, results).split("\n")
     assert "| name | 1.0 | a loop | 1 of 1 | 0 | 1 | 1 of 1 | 0 of 1 | 2.0 ms, 1.50x |" in lines
     assert "* `loop`, own: notice in step 3, It is odd" in lines
-    assert "| other | | not run: it needs a GPU | | | | | | |" in lines
+    assert "| name | `traincheck run train.py` | its loops | its data |" in lines
+    assert not any(line.startswith("| other |") for line in lines)
     assert f"| The rate is wrong ([name 7]({source})) | error, step 3: It is odd | missed |" in lines
     off = lines.index("| request | packs | own |")
     assert lines[off + 2] == "| Nothing is frozen | missed | notice, step 3: It is odd |"
