@@ -77,13 +77,16 @@ class CutGradients:
         self._suspects.clear()
         self._stop()
 
-    def pause(self) -> None:
-        """Remove what observes the program until `resume`, because sources are attached again."""
-        self._patches.close()
-        self._gradients.on_loss = None
+    def leave(self) -> None:
+        """Remove what observes the program: until `resume` if sources are attached again, otherwise for good."""
+        if self._recorder.reattaching:
+            self._patches.close()
+            self._gradients.on_loss = None
+        else:
+            self.forget()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Go on after `leave`."""
         if self._suspects:
             self._begin()
 

@@ -123,8 +123,7 @@ class OptimizerSource(RecorderListener):
         recorder.after_gap(self.name, self._report_models_again, undo=undo, repeatable=True)
         recorder.after_gap(self.name, self._catalog.refresh_holders, undo=undo)
         recorder.after_gap(self.name, self._state_changes.forget, undo=undo)
-        recorder.after_gap(self.name, self._forget_replaced, undo=undo)
-        recorder.after_gap(self.name, self._forget_cut, undo=undo)
+        recorder.after_gap(self.name, self._forget_first_steps, undo=undo)
         if self._cut is not None:
             self._cut.resume()
         undo.callback(self._leave_cut)
@@ -168,20 +167,14 @@ class OptimizerSource(RecorderListener):
         if self._models is not None:
             self._models.forget_reported()
 
-    def _forget_replaced(self) -> None:
-        if self._replaced is not None:
-            self._replaced.forget()
-        if self._reused is not None:
-            self._reused.forget()
-
-    def _forget_cut(self) -> None:
-        if self._cut is not None:
-            self._cut.forget()
+    def _forget_first_steps(self) -> None:
+        for finder in (self._replaced, self._reused, self._cut):  # type: Any
+            if finder is not None:
+                finder.forget()
 
     def _leave_cut(self) -> None:
         if self._cut is not None:
-            leave = self._cut.pause if self._recorder.reattaching else self._cut.forget
-            leave()
+            self._cut.leave()
 
     def window_closing(self, cut: Cut) -> None:
         self._report_master_copies(cut.stage)
