@@ -125,6 +125,7 @@ class CompiledCallSource:
         self._watched: list[weakref.ref[Any]] = []
         self._reported: set[tuple[str, str]] = set()
         self._graphs: CompiledGraphs | None = None
+        self._skip: Any = None  # a function of the compiler, until something is compiled
 
     def offers(self) -> str | None:
         return None
@@ -139,6 +140,8 @@ class CompiledCallSource:
         undo.callback(self._when_imported(COMPILER, _no_op, functools.partial(self._suspend_hooks, methods=True)))
         for home in {EVAL_FRAME, RULES, *(home for home, _ in CAPTURES)}:
             undo.callback(self._when_imported(home, functools.partial(self._imported, home), None))
+        if not recorder.reattaching:
+            self._skip_own_code()  # something may be compiled already
         return undo
 
     # -- the compiler of torch -------------------------------------------------------------------------------------
@@ -167,7 +170,7 @@ class CompiledCallSource:
         init_wrapper = wrapping(lambda me, *args, **kwargs: me, lambda me, _: self._watch(me), lambda me: None)
         replace(self._undo, context, "__init__", init_wrapper)
         replace(self._undo, torch_modules, "_has_any_global_hook", self._has_program_hooks)
-        skip_own_code(getattr(module, "skip_code", None))
+        self._skip = getattr(module, "skip_code", None)
         replace(
             self._undo, module, CALL_HOOK, wrapping(lambda: True, lambda *_: self._watch_late(), lambda token: None)
         )
@@ -206,11 +209,19 @@ class CompiledCallSource:
 
     def _watch(self, context: Any) -> None:
         """Observe the calls of `context`. (It may be created while the compiler inspects every Python function called,
-        so this is the only function involved.)"""
+        so this is the only function involved, but for the first context that compiles.)"""
+        if self._skip is not None and getattr(context, "callback", None):
+            self._skip_own_code()
         hooks = getattr(context, "enter_exit_hooks", None)
         if type(hooks) is list and self._enters not in hooks:
             hooks.insert(0, self._enters)
             self._watched.append(weakref.ref(context, self._watched.remove))
+
+    def _skip_own_code(self) -> None:
+        """Have the compiler skip TrainCheck's functions, which takes a tenth of a second. Each optimizer of torch
+        imports the compiler, and most programs compile nothing."""
+        skip, self._skip = self._skip, None
+        skip_own_code(skip)
 
     def _watch_late(self) -> None:
         """Observe the current caller, if it was created before TrainCheck attached. A hook added to its list is called
