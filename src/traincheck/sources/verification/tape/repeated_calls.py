@@ -21,8 +21,8 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed
 
+from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.replay.state_snapshot import RandomStates
 from traincheck.sources.tensors.reading import PLAIN
 from traincheck.sources.verification.tape.tape import Entry
@@ -45,7 +45,7 @@ _TENSOR = object()
 
 def can_be_repeated(arguments: Sequence[Any]) -> bool:
     """Whether a custom function with these arguments can be called again."""
-    return not _has_other_ranks() and all(
+    return not several_ranks() and all(
         type(argument) in PLAIN or isinstance(argument, _VALUES) or _is_list_of_values(argument)
         for argument in arguments
     )
@@ -53,11 +53,6 @@ def can_be_repeated(arguments: Sequence[Any]) -> bool:
 
 def _is_list_of_values(argument: Any) -> bool:
     return isinstance(argument, tuple | list) and all(isinstance(item, _VALUES) for item in argument)
-
-
-def _has_other_ranks() -> bool:
-    distributed = torch.distributed
-    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 class RepeatedCall:
@@ -127,9 +122,8 @@ class KeptCalls:
         """The call that made a node of the graph; None if it is not known."""
         if node is None:
             return None
-        found = self._by_node.get(_number(node)[1])
-        if found is not None:
-            return found
+        if (kept := self._by_node.get(_number(node)[1])) is not None:
+            return kept
         before = tuple(
             _number(earlier) if (leaf := getattr(earlier, "variable", None)) is None else id(leaf)
             for earlier, _ in node.next_functions
