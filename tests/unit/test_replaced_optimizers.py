@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,7 +94,23 @@ def pairs_of_numbers() -> None:
             optimizer.step()
 
 
-@pytest.mark.parametrize("program", [built_in_each_pass, micro_batches, remainder_is_left_out, pairs_of_numbers])
+def after_models_that_are_gone() -> None:
+    """Python may give a model the address of one before; the data are new to it all the same."""
+    data, addresses = samples(), set()
+    while id(model := Net()) not in addresses:
+        addresses.add(id(model))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in batches(data):
+            updated(model, optimizer, batch)
+        del model, optimizer
+        gc.collect()
+    built_in_each_pass(model=model, data_of=lambda number: data)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [built_in_each_pass, micro_batches, remainder_is_left_out, pairs_of_numbers, after_models_that_are_gone],
+)
 def test_the_same_samples_show_a_pass(tmp_path: Path, program: Callable[[], None]) -> None:
     assert STATE_LOST in errors_of(tmp_path, program)
 

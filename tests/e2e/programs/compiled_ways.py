@@ -86,10 +86,12 @@ def train(
     every: int = 1,
     sizes: Iterable[int] = (16,),
     steps: int = 8,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[list[float], list[torch.Tensor]]:
-    """A plain loop: `called` is what is called for the model, `update` makes what is called for a step."""
+    """A plain loop: `called` is what is called for the model, `update` makes what is called for a step. Where a model
+    trains again, `optimizer` is that of the first time."""
     called = model if called is None else called
-    optimizer = adam(model)
+    optimizer = adam(model) if optimizer is None else optimizer
     step = update(optimizer) if update else optimizer.step
     losses = []
     for number, (x, y) in enumerate(batches(steps * every, sizes), 1):
@@ -237,10 +239,11 @@ def mode_of_the_program() -> tuple[list[float], list[torch.Tensor]]:
 
     model = Net()
     compiled = torch.compile(model, backend="eager")
+    optimizer = adam(model)
     with Nothing():
-        train(model, compiled, steps=3)
+        train(model, compiled, steps=3, optimizer=optimizer)
     model.train()
-    return train(model, compiled, steps=3)
+    return train(model, compiled, steps=3, optimizer=optimizer)
 
 
 @way
@@ -259,18 +262,21 @@ def autocast() -> tuple[list[float], list[torch.Tensor]]:
 def trained_then_evaluated() -> tuple[list[float], list[torch.Tensor]]:
     model = Net()
     compiled = torch.compile(model, backend="eager")
-    losses, _ = train(model, compiled, steps=3)
+    optimizer = adam(model)
+    losses, _ = train(model, compiled, steps=3, optimizer=optimizer)
     compiled.train()
-    return train(model, compiled, steps=3)[0] + losses, list(model.state_dict().values())
+    more, _ = train(model, compiled, steps=3, optimizer=optimizer)
+    return more + losses, list(model.state_dict().values())
 
 
 @way
 def compiled_late() -> tuple[list[float], list[torch.Tensor]]:
     model = Net()
-    losses, _ = train(model, steps=4)
+    optimizer = adam(model)
+    losses, _ = train(model, steps=4, optimizer=optimizer)
     model.train()
     model.compile(backend="eager")
-    more, state = train(model, steps=4)
+    more, state = train(model, steps=4, optimizer=optimizer)
     return losses + more, state
 
 
@@ -448,10 +454,11 @@ def transforms() -> tuple[list[float], list[torch.Tensor]]:
 def force_eager() -> tuple[list[float], list[torch.Tensor]]:
     model = Net()
     compiled = torch.compile(model, backend="eager")
+    optimizer = adam(model)
     with torch.compiler.set_stance("force_eager"):
-        losses, _ = train(model, compiled, steps=3)
+        losses, _ = train(model, compiled, steps=3, optimizer=optimizer)
     model.train()
-    more, state = train(model, compiled, steps=3)
+    more, state = train(model, compiled, steps=3, optimizer=optimizer)
     return losses + more, state
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from traincheck.sources.data.row_digests import RowDigests
+from traincheck.sources.modules.construction import PerModule
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import hidden_from_modes
 
@@ -61,6 +62,7 @@ class TrainedSamples:
         self._first: dict[int, int] = {}  # by digest: the batch
         self._repetitions = 0
         self._digests = RowDigests()
+        self._models: PerModule[int] = PerModule()  # the batch in which each first trained: addresses come again
         self.is_over = False
 
     def end(self) -> None:
@@ -74,11 +76,12 @@ class TrainedSamples:
         if self._recorder.steps.fetches or torch.jit.is_tracing():
             self.end()  # a loader says where passes end
             return
-        with hidden_from_modes():
-            digests = [
-                hash((digest, id(model))) for digest in self._digests.of([*_tensors((*args, *keywords.values()))])
-            ]
         number = self.batches
+        if model not in self._models:
+            self._models.put(model, number)
+        first = self._models.get(model)
+        with hidden_from_modes():
+            digests = [hash((digest, first)) for digest in self._digests.of([*_tensors((*args, *keywords.values()))])]
         self.batches += 1
         origins = [self._first[digest] for digest in digests if digest in self._first]
         self._read.append(_Batch(len(digests), origins))
