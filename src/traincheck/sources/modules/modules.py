@@ -470,9 +470,9 @@ def smallest_deviation(tensor: torch.Tensor) -> float | DeferredValue | None:
     if memory is None or not memory.is_floating_point() or not memory.dim() or not memory.numel():
         return None
     dense = memory.float()
-    variances = [dense.var(-1, correction=0).mean()]
-    if dense.dim() > 1:
-        variances.append(dense.var([i for i in range(dense.dim()) if i != 1], correction=0).mean())
+    normalized = [[-1], [i for i in range(dense.dim()) if i != 1]][: dense.dim()]
+    # `Tensor.var` takes 10 to 30 times as long on the host
+    variances = [(dense - dense.mean(dimensions, keepdim=True)).square_().mean() for dimensions in normalized]
     smallest = torch.stack(variances).amin().sqrt()
     return float(smallest) if is_on_host(smallest) else DeferredValue((smallest,), float)
 
