@@ -18,7 +18,8 @@ from traincheck.sources.compile.compiled_calls import WhenImported
 from traincheck.sources.gradients.gradients import Gradients, Held, summary
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers import parameter_changes
-from traincheck.sources.optimizers.optimizers import PARAMETER_DATA, lost_in_rounding, rate_class, step_facts
+from traincheck.sources.optimizers.lost_updates import lost_in_rounding
+from traincheck.sources.optimizers.optimizers import PARAMETER_DATA, rate_class, step_facts
 from traincheck.sources.optimizers.parameter_changes import ParameterBefore
 from traincheck.sources.recording.api_names import class_name, levels
 from traincheck.sources.recording.context_facts import context_facts_with, with_fact
@@ -197,7 +198,9 @@ class _Updates:
             for variable, facts, state, (changed, fingerprint) in zip(
                 variables, facts_of, map(str, gradients), outcomes, strict=True
             ):
-                lost = not changed and state == SOME and lost_in_rounding(variable.tensor(), rate, state)
+                lost = not changed and state == SOME
+                variable.unchanged_updates = variable.unchanged_updates + 1 if lost else 0
+                lost = lost and lost_in_rounding(variable, rate, state)
                 states.add("changed" if changed else "lost" if lost else state)
                 context = step_facts(facts, state, rate, lost=lost)
                 changes.append(

@@ -52,6 +52,7 @@ class Variable:
     describes a large parameter (parameter_changes.py). `holders` are the optimizers that hold it, and `owner` is the
     first of them by name. `released` says that the last optimizer that held it is gone. `filled` says that it had
     elements at first sight. `version` counts the writes to it up to its last backward (gradients.py).
+    `unchanged_updates` counts the updates in a row that left it unchanged although it had a gradient.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Variable:
     fact_cache: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
     last_readings: dict[str, object] = field(default_factory=dict)
     sample_history: Any = None
+    unchanged_updates: int = 0
 
     def hold(self, optimizer: str, *, held: bool) -> None:
         """Add or remove an optimizer that holds the variable."""

@@ -3,7 +3,6 @@ state."""
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import weakref
@@ -21,6 +20,7 @@ from traincheck.sources.gradients.gradients import Gradients, Snapshot, summary
 from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.optimizers import parameter_changes
 from traincheck.sources.optimizers.hyperparameters import KEYS, OPTIMIZER, OptimizerReadings, settings
+from traincheck.sources.optimizers.lost_updates import lost_in_rounding
 from traincheck.sources.optimizers.master_copies import MasterCopies
 from traincheck.sources.optimizers.optimizer_state_changes import OptimizerStateChanges, representatives
 from traincheck.sources.optimizers.running_updates import (
@@ -42,7 +42,7 @@ from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
+from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.builtin_rules import (
@@ -432,8 +432,9 @@ class OptimizerSource(RecorderListener):
                     continue
                 is_graded = gradient == SOME or index in filled
                 lost = not changed and is_graded
+                variable.unchanged_updates = variable.unchanged_updates + 1 if lost else 0
                 if lost and index not in gathered:
-                    lost = lost_in_rounding(variable.tensor(), rate, read[index], version)
+                    lost = lost_in_rounding(variable, rate, read[index], version)
                 if is_own:
                     own.add("changed" if changed else "lost" if lost else gradient)
                 if not records_changes:
@@ -530,10 +531,6 @@ NEGLIGIBLE = 16 * torch.finfo(torch.float32).eps
 """
 
 
-HALF_PRECISION, SMALLEST_CHANCE = (torch.bfloat16, torch.float16), 1e-6
-"""Types in which small parameters stay by chance, and how unlikely that must be for an error."""
-
-
 def _learning_rates(optimizer: Any) -> dict[int, float]:
     """The learning rate of each parameter (by identity), that of its group."""
     rates: dict[int, float] = {}
@@ -548,43 +545,6 @@ def rate_class(rate: float | None) -> str:
     if rate is None:
         return "none"
     return "positive" if rate >= NEGLIGIBLE else "negligible" if rate > 0 else "zero"
-
-
-def lost_in_rounding(
-    tensor: torch.Tensor | None, rate: float | None, state: str | DeferredValue, version: int | None = None
-) -> bool:
-    """Whether no element of the parameter could change by learning rate times gradient, or rounding to half precision
-    may have hidden all changes by chance. Call inside `hidden_from_modes()`.
-
-    Callers check this only for unchanged parameters, because it is costly. If the answer comes late, the gradient may
-    be gone, or no longer have its `version` of that time. Then the largest gradient element, from which its `state` was
-    computed, is compared with the largest element of the parameter.
-    """
-    if tensor is None or rate is None or not tensor.is_floating_point():
-        return False
-    dense = local_tensor(tensor)
-    if dense is None:
-        return False
-    if dense.dtype in HALF_PRECISION and _may_stay_by_chance(dense, rate):
-        return True
-    if type(state) is DeferredValue and (tensor.grad is None or version_of(tensor.grad) != version):
-        largest = float(state.numbers[0]) * rate
-        return bool(largest <= torch.finfo(dense.dtype).eps * float(torch.linalg.vector_norm(dense, math.inf)))
-    gradient = None if tensor.grad is None else local_tensor(tensor.grad)
-    if gradient is None or gradient.shape != dense.shape:
-        return False
-    smallest = torch.finfo(dense.dtype).eps * dense.abs()
-    return bool(((gradient.to(dense.dtype) * rate).abs() <= smallest).all())
-
-
-def _may_stay_by_chance(tensor: torch.Tensor, rate: float) -> bool:
-    """Whether the elements of a parameter may all keep their values in an update of an adaptive optimizer.
-
-    Such an update is a random share of the learning rate. So rounding keeps an element with a chance of about the
-    distance to the next number, divided by the rate.
-    """
-    chances = torch.finfo(tensor.dtype).eps * tensor.abs().float() / rate
-    return bool(chances.clamp(max=1).log().sum() > math.log(SMALLEST_CHANCE))
 
 
 _step_facts_cache: BoundedCache[tuple[Facts, str, str, bool], Facts] = BoundedCache()
