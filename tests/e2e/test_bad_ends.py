@@ -115,6 +115,49 @@ def test_an_interrupt_keeps_the_recording(tmp_path: Path) -> None:
     assert steps_kept(tmp_path) >= 20  # the interrupted step may be missing
 
 
+IN_PASSES = """
+from torch.utils.data import DataLoader, TensorDataset
+
+def main():
+    x = torch.randn(64, 4)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    for epoch in range(10**9):
+        for step, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            (model(x) - y).pow(2).mean().backward()
+            optimizer.step()
+            time.sleep(0.001)
+            if epoch == 6 and step == 3:
+                END
+        scheduler.step()
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("print('here', flush=True); time.sleep(9)", 128 + signal.SIGINT),
+        pytest.param("raise MemoryError", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_pass_that_an_exception_ends_is_no_finding(end: str, expected: int, tmp_path: Path) -> None:
+    """The program ends as it does by itself, also where TrainCheck imports modules afterwards."""
+    (tmp_path / "program.py").write_text(TRAIN + IN_PASSES.replace("END", end))
+    words = [sys.executable, "-m", "traincheck", "run", "-o", "run", "program.py"]
+    process = warm_commands.start(words, tmp_path, new_session=True)
+    if expected != 1:
+        assert process.stdout is not None and process.stdout.readline().strip() == "here"
+        os.kill(process.pid, signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == expected, err
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["findings"] == []
+
+
 def test_full_disk_does_not_stop_the_training(tmp_path: Path) -> None:
     code, out, err = finish(start(tmp_path, "print(train(100))\n", prefix="ulimit -f 24; "))
     assert code == 0 and float(out) >= 0

@@ -36,6 +36,15 @@ def test_a_small_parameter_may_stay_by_chance(dtype: torch.dtype, elements: int,
     assert lost_in_rounding(variable, 3e-3, "some") is lost
 
 
+@pytest.mark.parametrize(("rate", "lost"), [(1e-40, True), (1e-30, False)])
+def test_an_update_below_the_smallest_normal_number_may_be_lost(rate: float, lost: bool) -> None:
+    """A schedule that falls by a factor in each epoch gets there."""
+    parameter = nn.Parameter(torch.zeros(400))
+    parameter.grad = torch.full_like(parameter, 0.01)
+    variable = Variable("weight", weakref.ref(parameter), owned=True, unchanged_updates=1)
+    assert lost_in_rounding(variable, rate, "some") is lost
+
+
 class Critic(nn.Module):
     def __init__(self) -> None:
         super().__init__()

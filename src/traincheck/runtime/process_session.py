@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from traincheck.runtime.launching.run_settings import Settings
 from traincheck.runtime.session import Session
@@ -50,6 +52,18 @@ def _watch_process() -> None:
 def _at_exit() -> None:
     if current is not None:
         current.on_exit()
+        _keep_interrupt()
+
+
+def _keep_interrupt() -> None:
+    """Let Python end by SIGINT after a Ctrl-C that ended the program.
+
+    Python notes that such an exception left the main code, and forgets it when it executes text, as a data class or a
+    named tuple does on import. TrainCheck imports modules at the end, and the program would exit with 1 instead.
+    """
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")  # Python notes that one in its place
 
 
 def _before_fork() -> None:

@@ -1,4 +1,10 @@
-"""Source `loaders`: records epochs over `torch.utils.data.DataLoader`, their batches, and random states around them."""
+"""Source `loaders`: records epochs over `torch.utils.data.DataLoader`, their batches, and random states around them.
+
+Note [Loops that an exception leaves]
+An exception that ends the program (Ctrl-C, out of memory) leaves its loops, too, and Python deletes their iterators
+before it says so. So an epoch that is left is recorded when its window closes, at the place where it was left. At the
+end of the program the exception is known, and no such epoch is recorded.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,8 +40,11 @@ from traincheck.sources.data.loader_workers import KIND as WORKER
 from traincheck.sources.data.loader_workers import LoaderWorkers
 from traincheck.sources.data.random_states import STREAMS, stream_fingerprint
 from traincheck.sources.recording.context_facts import context_facts
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.recording.run_totals import is_interrupted
+from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import deferred_fingerprints, dtype_name, hidden_from_modes, shape_of
 from traincheck.sources.tensors.value_facts import ValueRequest, readable_memory, value_facts
@@ -88,7 +97,7 @@ class _Opened(threading.local):
     call: OpenCall | None = None
 
 
-class LoaderSource:
+class LoaderSource(RecorderListener):
     """Observes the iterators of data loaders; names each loader in order of appearance.
 
     Known limitations: the length of a loader may call `__len__` of a sampler of the program. Workers that are not
@@ -102,6 +111,7 @@ class LoaderSource:
         self._on_epoch = epoch_begins
         self._names = LoaderNames()
         self._epochs: dict[int, tuple[weakref.ref[Any], LoaderEpoch]] = {}
+        self._of_left: list[Reading] = []  # readings of the epochs that were left in this window
         self._numbers = itertools.count(1)
         self._opened = _Opened()
         self._workers = LoaderWorkers()
@@ -137,6 +147,8 @@ class LoaderSource:
             wrap(undo, iterator, "_next_index", self._index_begins, self._index_ends, _no_op)
         recorder.after_gap(self.name, self._forget, undo=undo)
         recorder.at_end(recorder.guarded(self.name, self._at_end))
+        self._record_left = recorder.guarded(self.name, lambda: self._record(self._of_left))
+        recorder.add_listener(self)
         return undo
 
     def _wrap(
@@ -164,6 +176,10 @@ class LoaderSource:
     ) -> None:
         recorder = self._recorder
         recorder.record_reading(Reading(recorder.next_seq(), call, variable, kind, attribute, value, role, context))
+
+    def _record(self, readings: Iterable[Reading]) -> None:
+        for reading in readings:
+            self._recorder.record_reading(reading)
 
     # -- an epoch begins -------------------------------------------------------------------------------------------
 
@@ -342,7 +358,7 @@ class LoaderSource:
         if call is not None:
             if first:
                 self._record_workers(epoch, call.seq)
-                self._record_epoch(epoch, call.seq)
+                self._record(self._of_epoch(epoch, call.seq))
             recorder.leave(call, _LAST[True])
         recorder.steps.fetch_ends(fetch.began, exhausted_at=recorder.next_seq())
 
@@ -403,25 +419,30 @@ class LoaderSource:
 
     # -- an epoch ends ---------------------------------------------------------------------------------------------
 
-    def _record_epoch(self, epoch: LoaderEpoch, call: int) -> None:
-        """Record how far the epoch went and in what order, unless TrainCheck missed its beginning."""
-        if epoch.from_start:
-            context = _LAST[epoch.exhausted]
-            if BATCHES in self._results:
-                self._read(epoch.receiver, LOADER, BATCHES, epoch.batches, LIVE, call, context)
-            if ORDER in self._results and epoch.order is not None:
-                self._read(epoch.receiver, LOADER, ORDER, epoch.order, LIVE, call, context)
+    def _of_epoch(self, epoch: LoaderEpoch, call: int) -> list[Reading]:
+        """How far the epoch went and in what order, unless TrainCheck missed its beginning."""
+        values = {BATCHES: epoch.batches, ORDER: epoch.order} if epoch.from_start else {}
+        context, next_seq = _LAST[epoch.exhausted], self._recorder.next_seq
+        return [
+            Reading(next_seq(), call, epoch.receiver, LOADER, attribute, value, LIVE, context)
+            for attribute, value in values.items()
+            if attribute in self._results and value is not None
+        ]
 
     def _record_unfinished(self, epoch: LoaderEpoch) -> None:
         """Record an epoch that the program left, unless it never fetched a batch.
 
         A loop that counts the batches (Lightning) leaves a loader after the last one, and never finds it exhausted.
         """
-        if not epoch.exhausted and epoch.batches:
-            self._record_epoch(epoch, NO_CALL)
-            if epoch.batches == epoch.length:
-                epoch.exhausted = True
-                self._recorder.steps.passes_ended += 1
+        if epoch.exhausted or not epoch.batches:
+            return
+        readings = self._of_epoch(epoch, NO_CALL)
+        if epoch.batches == epoch.length:
+            self._record(readings)
+            epoch.exhausted = True
+            self._recorder.steps.passes_ended += 1
+        else:
+            self._of_left += readings
 
     def _leave_other_epochs(self, receiver: str) -> None:
         """Record the unfinished epochs of a loader when another epoch over it begins.
@@ -441,9 +462,19 @@ class LoaderSource:
             del self._epochs[key]
             self._record_unfinished(entry[1])
 
+    def window_closing(self, cut: Cut) -> None:
+        if self._of_left:
+            self._record_left()
+
+    def window_closed(self, cut: Cut) -> None:
+        self._of_left.clear()
+
     def _at_end(self) -> None:
-        for _, epoch in list(self._epochs.values()):
-            self._record_unfinished(epoch)
+        if not is_interrupted():
+            for _, epoch in list(self._epochs.values()):
+                self._record_unfinished(epoch)
+            self._record(self._of_left)
+        self._of_left.clear()
         self._workers.at_end()
 
 
