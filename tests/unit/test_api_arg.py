@@ -170,6 +170,8 @@ def test_a_softmax_needs_more_than_one_logit() -> None:
     subject = Subject(SOFTMAX, "argument")
     assert verdicts(of(calls + backward, subject), several) == [True, False, True, False]
     assert of(softmax("8,1", -1, grad="") + softmax("8,1", 5) + backward, subject) == []
+    assert of(softmax("8,2,1,1", -1) + softmax("8,1,1", -2) + backward, subject) == [], "a sequence of one token"
+    assert verdicts(of(softmax("8,2,5,1", -1) + backward, subject), several) == [False]
     assert of(backward + softmax("8,1", -1), subject) == [], "no gradient is lost: text is generated from one token"
 
 

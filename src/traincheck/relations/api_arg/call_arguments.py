@@ -20,6 +20,8 @@ SCALED = Property(ARGUMENT_IS_SCALED, "loss")
 
 ROWS, NO_ROWS, NOT_ZERO = "rows sum to one", "rows do not sum to one", "not all is zero"
 SEVERAL = "more than one element along dim"
+MATRIX = 2
+"""Dimensions of the scores of one sequence: queries and keys."""
 
 FLOATING = ("float32", "float64", "float16", "bfloat16")
 
@@ -129,10 +131,13 @@ def _several(call: Call, argument: TensorSummary, result: TensorSummary) -> bool
     """Whether there is more than one element along `dim`; None where it does not matter.
 
     It matters if a function maps the elements along `dim` to as many (a softmax). For a single element the result is
-    constant or equal to the input, and a gradient that should flow through it is lost.
+    constant or equal to the input, and a gradient that should flow through it is lost. In a sequence of one token,
+    that attends to itself, there is nothing to choose: both of the last dimensions have one element.
     """
     dim = value_of(call.args, "dim")
     if isinstance(dim, bool) or not isinstance(dim, int) or argument.shape != result.shape or not flows(argument):
         return None
     rank = len(argument.shape)
-    return argument.shape[dim] > 1 if -rank <= dim < rank else None
+    if not -rank <= dim < rank or (rank > MATRIX and argument.shape[-2:] == (1, 1)):
+        return None
+    return argument.shape[dim] > 1
