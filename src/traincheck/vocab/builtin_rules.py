@@ -19,6 +19,7 @@ from traincheck.vocab.properties import (
     DIFFERS_FROM_OTHERS,
     HAS_TAKEN_EFFECT,
     IS_CURRENT,
+    IS_FINITE,
     IS_LOADED,
     IS_LOWER,
     IS_NOT_ZERO,
@@ -62,6 +63,7 @@ DIFFERENT_COPIES, ACTIVE, CUT_OFF = "different_copies", "active_without_gradient
 UNSET_STATISTICS, AVERAGE, DECAY_OF_GROUPS = "unset_statistics", "average", "decay_of_groups"
 REPLACED_OVER_SAMPLES = "replaced_over_samples"
 ATTENTION, HEADS = "attention", "heads"
+LOSS, NOT_FINITE = "loss", "not_finite"
 RANDOM_WEIGHTS, SHARED_HEAD = "random_weights", "shared_head"
 GRADIENT, REDUCTION, REPLICA = "gradient", "reduction", "replica"
 CLIPPING, SHARDS = "clipping", "shards"
@@ -84,6 +86,7 @@ STALE_COPY, SAME_SAMPLES = f"{MODEL}.{STALE}", f"{LOADER}.{WORKER_SAMPLES}"
 UNSTEPPED_SCHEDULER, SCHEDULE_UNIT = f"{SCHEDULER}.{NEVER_STEPPED}", f"{SCHEDULER}.{UNIT}"
 NO_AVERAGE, MISPLACED_DECAY = f"{MODEL}.{AVERAGE}", f"optimizer.{DECAY_OF_GROUPS}"
 MERGED_HEADS, ONE_HEAD = f"{ATTENTION}.{HEADS}", f"module.{SHARED_HEAD}"
+INFINITE_LOSS = f"{LOSS}.{NOT_FINITE}"
 REDUCED_GRADIENT, REPLICAS = f"{GRADIENT}.{REDUCTION}", f"{PARAMETER}.{REPLICA}"
 SELF_UPDATE = f"{MODEL}.{OWN_WEIGHTS}"
 IDLE_AUTOCAST, KEPT_WEIGHTS = f"{AUTOCAST}.{IDLE_REGION}", f"{CHECKPOINT}.{KEPT}"
@@ -170,6 +173,7 @@ CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
 DIVIDES_DATA = Property(DIFFERS_FROM_OTHERS, SAME_SAMPLES, "of another worker")
 MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
+FINITE_LOSS = Property(IS_FINITE, INFINITE_LOSS, "in each backward")
 TWO_HEADS = Property(IS_SEPARATE, ONE_HEAD, "if it has a loss of its own")
 ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
 ONE_MODEL = Property(SAME_ON_RANKS, REPLICAS, "if ranks compute one model")
@@ -197,6 +201,7 @@ REPORTED_ERRORS = {
     IDLE_AUTOCAST: CASTS,
     MERGED_HEADS: MERGES_HEADS,
     ONE_HEAD: TWO_HEADS,
+    INFINITE_LOSS: FINITE_LOSS,
     COPIES: SAME_COPIES,
     MISPLACED_DECAY: DECAYS_MATRICES,
     REPLACED_WITHOUT_LOADER: KEEPS_STATE,
@@ -259,6 +264,7 @@ _SENTENCES = {
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     TWO_HEADS: "two predictions from one input that have a loss each, or of which one is taken, are of two modules",
+    FINITE_LOSS: "the loss from which a backward begins is a finite number",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     RESTORES_STATE: "an optimizer that goes on from a checkpoint restores the state that the checkpoint holds of it",

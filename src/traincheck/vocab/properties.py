@@ -60,7 +60,7 @@ REACHES, DIFFERS_BETWEEN_PASSES, STAYS_WITHIN = "reaches", "differs between pass
 COVERS_A_PASS, IS_NOT_ZERO, ARE_USED, IS_WRITTEN = "covers a pass", "is not zero", "are used", "is written"
 COPIES_AGREE, RUNS_IN, IS_READ = "copies agree", "runs in", "is read"
 DIFFERS_FROM_OTHERS, IS_CURRENT, AVERAGES, IS_LOWER = "differs from others", "is current", "averages", "is lower"
-MERGES, IS_SEPARATE = "merges", "is separate"
+MERGES, IS_SEPARATE, IS_FINITE = "merges", "is separate", "is finite"
 IS_REGISTERED = "is registered"
 COUNTS = "counts"
 
@@ -208,6 +208,7 @@ VERBS: dict[str, VerbTraits] = {
     MERGES: VerbTraits("a reshape merges the dimensions that belong together"),
     COUNTS: VerbTraits("the length of a schedule is in the unit of its steps"),
     IS_SEPARATE: VerbTraits("two names that a program uses for two modules are two modules"),
+    IS_FINITE: VerbTraits("a value is a finite number"),
     IS_REGISTERED: VerbTraits("a tensor that a model computes with is a parameter or a buffer"),
     RUNS_IN: VerbTraits("a model that is trained is in training mode"),
 }

@@ -22,8 +22,11 @@ from traincheck.sources.recording.context_facts import CallContext, context_fact
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
+from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
+from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import NONE, hidden_from_modes
-from traincheck.vocab.builtin_rules import ATTENTION, AUTOCAST, HEADS, IDLE_REGION, SHARED_HEAD
+from traincheck.sources.tensors.value_facts import readable_memory
+from traincheck.vocab.builtin_rules import ATTENTION, AUTOCAST, HEADS, IDLE_REGION, LOSS, NOT_FINITE, SHARED_HEAD
 from traincheck.vocab.demand import SCALE, Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Reading
 from traincheck.vocab.facts import Facts, facts, merged, value_of
@@ -96,6 +99,8 @@ class AutogradSource:
         self._note_heads = recorder.guarded(self.name, self._note_merged_heads)
         self._reports_shared = demand.takes_reading(MODULE, SHARED_HEAD)
         self._note_shared = recorder.guarded(self.name, self._note_shared_heads)
+        self._reads_loss = demand.takes_reading(LOSS, NOT_FINITE)
+        self._note_loss = recorder.guarded(self.name, self._note_infinite_loss)
         self._calls = self._states or demand.records_call(BACKWARD)
         self._requests: dict[tuple[str, ...], CallRequest | None] = {
             levels: call_request(demand, levels, parameter_names(function))
@@ -179,6 +184,8 @@ class AutogradSource:
 
             with hidden_from_modes():
                 self._gradients.first_loss = loss_of_rank(loss)
+        if self._reads_loss:
+            self._note_loss(loss, opened.call)
         if self._autocast is not None and self._autocast.has_regions:
             self._autocast.backward_begins(loss, opened.call.seq)
         if self._reports_heads and self._heads_left:
@@ -188,6 +195,24 @@ class AutogradSource:
             self._shared_left -= 1
             self._note_shared(loss, opened.call.seq)
         return opened
+
+    def _note_infinite_loss(self, loss: Any, call: OpenCall) -> None:
+        """Report the first loss that is NaN or infinite. A scaled loss in float16 may overflow: its update is left
+        out."""
+        if not isinstance(loss, torch.Tensor) or loss.dtype is torch.float16:
+            return
+        with hidden_from_modes():
+            memory = readable_memory(loss)
+            if memory is None or memory.numel() != 1 or not memory.is_floating_point():
+                return
+            value = float(memory) if is_on_host(memory) else DeferredValue((memory,), float)
+
+        def conclude(fetched: list[float], next_seq: NextSeq) -> None:
+            if not math.isfinite(fetched[0]):
+                self._reads_loss = False
+                self._recorder.record_reading(Reading(next_seq(), call.seq, LOSS, LOSS, NOT_FINITE, str(fetched[0])))
+
+        self._recorder.transfers.when_ready(self.name, [value], conclude, call=call, events=1)
 
     def _note_merged_heads(self, loss: Any, call: int) -> None:
         """Report attention that merges its heads across positions."""

@@ -8,7 +8,7 @@ AUTOGRAD = SourceDeclaration(
     name="autograd",
     observes="`backward` and the gradients it leaves, `autograd.grad`, and updates without an optimizer",
     absence="No rule is judged: training steps begin and end with backwards and updates.",
-    readings=("autocast.idle_region", "attention.heads", "module.shared_head", "gradient.reduction"),
+    readings=("autocast.idle_region", "attention.heads", "module.shared_head", "loss.not_finite", "gradient.reduction"),
     required=True,
 )
 
