@@ -41,6 +41,7 @@ ALLOWED: dict[tuple[str, str], str] = {
         "compile",
     ): "asks whether the user's own script is Python; what comes of it is thrown away",
     ("runtime/launching/launch.py", "Popen"): "starts the program that the user named",
+    ("runtime/process_session.py", "exec"): "a text of ours that raises KeyboardInterrupt",
     ("reporting/alerts/command.py", "Popen"): "starts the command that the user named, without a shell",
     ("reporting/trackers/tracking.py", "Popen"): "our own worker, with the Python that runs us",
     ("reporting/trackers/worker.py", "import_module"): "the tracker that --track named, of an installed package",

@@ -12,8 +12,8 @@ DIAGNOSIS = Diagnosis(
     "goes on without learning anything.",
     advice=(
         "Go back to a checkpoint from before this step: the weights after it are lost.",
-        "Look at the batch of this step, and at the loss of the steps before: did it grow (is the learning rate too "
-        "high?), or did it break in a single step (log or sqrt of zero, a division by an empty mask)?",
+        "Look at the losses of the steps before. Did they grow? Lower the learning rate, or clip the gradients.",
+        "Did the loss break in a single step? Look at its batch: a log or sqrt of zero, a division by an empty mask.",
         "torch.autograd.set_detect_anomaly(True) names the operation whose backward first gives NaN.",
     ),
     explains=(Match(verb=FINITE_LOSS.verb),),

@@ -390,12 +390,8 @@ class OptimizerSource(RecorderListener):
 
     def _record_parameters(self, call: OpenCall, name: str, before: StateBeforeStep, now: Statistics | None) -> None:
         """Record the changes of parameters. An update of statistics alone (`now`, after it) counts as lost."""
-        was, gradients, read, negligible = (
-            before.parameters,
-            before.gradients,
-            before.initial_gradients,
-            before.negligible,
-        )
+        was, gradients = before.parameters, before.gradients
+        read, negligible = before.initial_gradients, before.negligible
         after = parameter_changes.read_after(before.held, was, whole=before.whole)
         records_changes = self._demand.observes_state(call.levels, PARAMETER_DATA)
         variables = [variable for variable, _ in before.held]  # a delayed conclusion must not hold parameters
