@@ -5,6 +5,7 @@ Each function writes to a path, from a fixed seed; the options are a JSON object
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 import struct
@@ -70,9 +71,10 @@ def image_folder(path: Path, classes: int = 2, per_class: int = 8, size: int = 6
 
 
 def text_file(path: Path, lines: int = 400, words: int = 12, seed: int = 0, opening: str = "") -> None:
-    """Lines of random words, after an opening."""
+    """Lines of random words, after an opening; compressed if the name ends in .gz."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([opening, *sentences(lines, words, seed)]).lstrip() + "\n")
+    text = "\n".join([opening, *sentences(lines, words, seed)]).lstrip() + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
 def json_lines(path: Path, count: int = 64, columns: dict[str, int] | None = None, seed: int = 0) -> None:

@@ -25,7 +25,9 @@ NOT_UPDATED = "parameters-never-updated"
         (torch.bfloat16, 64, 1, False),
         (torch.float32, 1, 1, True),
         (torch.float32, 1, 2, False),
-        (torch.float32, 2, 1, False),
+        (torch.float32, 2, 1, True),
+        (torch.float32, 2, 2, False),
+        (torch.float32, 3, 1, False),
     ],
 )
 def test_a_small_parameter_may_stay_by_chance(dtype: torch.dtype, elements: int, updates: int, lost: bool) -> None:

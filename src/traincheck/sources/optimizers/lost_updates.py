@@ -7,6 +7,9 @@ value with a chance of about the distance to the next number, divided by the rat
 value network) does so once in some 10,000 updates, without any error in the program. Several updates in a row tell
 both apart. They are not independent: with the usual momentum the average moves by a tenth of its size. In half
 precision they say nothing more, because all updates of a parameter may be too small.
+
+Nor are elements independent: the gradients of the scores of a softmax sum to zero. So the two elements of a bias for
+two classes stay together, and one element of each parameter does not count.
 """
 
 from __future__ import annotations
@@ -64,5 +67,8 @@ def _may_stay_by_chance(tensor: torch.Tensor, rate: float, updates: int) -> bool
     chances = torch.finfo(tensor.dtype).eps * tensor.abs().float() / rate
     if tensor.dtype not in HALF_PRECISION:
         chances = chances / MOVED_BY_AN_UPDATE
-    chance = chances.clamp(max=1).log().sum()
-    return bool((chance if tensor.dtype in HALF_PRECISION else chance * updates) > math.log(SMALLEST_CHANCE))
+    logarithms = chances.clamp(max=1).log().flatten()
+    if len(logarithms) > 1:
+        logarithms[logarithms.argmin()] = 0.0
+    chance = float(logarithms.sum())
+    return (chance if tensor.dtype in HALF_PRECISION else chance * updates) > math.log(SMALLEST_CHANCE)
