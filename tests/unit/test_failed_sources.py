@@ -121,7 +121,7 @@ FAULTS: list[tuple[type, str]] = [
     (ModuleStateSource, "_read_module"),
     (LoaderSource, "_next_begins"),
     (LoaderSource, "_next_ends"),
-    (LoaderSource, "_record_epoch"),
+    (LoaderSource, "_of_epoch"),
     (ProjectFunctionSource, "_begins"),
     (CallSummaries, "_summaries"),
 ]

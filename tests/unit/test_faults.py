@@ -45,7 +45,7 @@ FAULTS: list[tuple[type, str, str]] = [
     (LoaderSource, "_index_ends", "loaders"),
     (LoaderSource, "_next_begins", "loaders"),
     (LoaderSource, "_next_ends", "loaders"),
-    (LoaderSource, "_record_epoch", "loaders"),
+    (LoaderSource, "_of_epoch", "loaders"),
     (LoaderSource, "_at_end", "loaders"),
     (ProjectFunctionSource, "_begins", "project"),
 ]

@@ -147,7 +147,6 @@ class LoaderSource(RecorderListener):
             wrap(undo, iterator, "_next_index", self._index_begins, self._index_ends, _no_op)
         recorder.after_gap(self.name, self._forget, undo=undo)
         recorder.at_end(recorder.guarded(self.name, self._at_end))
-        self._record_left = recorder.guarded(self.name, lambda: self._record(self._of_left))
         recorder.add_listener(self)
         return undo
 
@@ -167,6 +166,7 @@ class LoaderSource(RecorderListener):
 
     def _forget(self) -> None:
         self._opened = _Opened()
+        self._of_left.clear()
 
     def _name(self, loader: Any) -> str:
         return self._names.name_of(loader)
@@ -441,7 +441,7 @@ class LoaderSource(RecorderListener):
             self._record(readings)
             epoch.exhausted = True
             self._recorder.steps.passes_ended += 1
-        else:
+        elif self._recorder.watching:
             self._of_left += readings
 
     def _leave_other_epochs(self, receiver: str) -> None:
@@ -463,10 +463,7 @@ class LoaderSource(RecorderListener):
             self._record_unfinished(entry[1])
 
     def window_closing(self, cut: Cut) -> None:
-        if self._of_left:
-            self._record_left()
-
-    def window_closed(self, cut: Cut) -> None:
+        self._record(self._of_left)
         self._of_left.clear()
 
     def _at_end(self) -> None:

@@ -205,7 +205,7 @@ class AutogradSource:
             memory = readable_memory(loss)
             if memory is None or memory.numel() != 1 or not memory.is_floating_point():
                 return
-            value = float(memory) if is_on_host(memory) else DeferredValue((memory,), float)
+            value = float(memory) if is_on_host(memory) else DeferredValue((memory.detach(),), float)
 
         def conclude(fetched: list[float], next_seq: NextSeq) -> None:
             if not math.isfinite(fetched[0]):
