@@ -258,9 +258,11 @@ def a_layer_uses_its_bias() -> None:
     trained(WithWrappedLayer("all"))
 
 
-def score_is_matched(score: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+def score_is_matched(
+    score: Callable[[nn.Module, torch.Tensor], torch.Tensor], activation: type[nn.Module] = nn.Tanh
+) -> None:
     """The model is an energy, and the loss compares its derivative, which does not depend on the last bias."""
-    energy = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    energy = nn.Sequential(nn.Linear(6, 8), activation(), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(energy.parameters(), lr=0.01)
     for _ in range(6):
         optimizer.zero_grad()
@@ -274,6 +276,16 @@ def an_energy_is_differentiated() -> None:
         return derivative
 
     score_is_matched(score)
+
+
+def an_energy_of_silu_is_differentiated() -> None:
+    """No operation of the loss is named as the derivative of a derivative."""
+
+    def score(energy: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        (derivative,) = torch.autograd.grad(energy(x.requires_grad_()).sum(), x, create_graph=True)
+        return derivative
+
+    score_is_matched(score, nn.SiLU)
 
 
 def an_energy_has_a_slope() -> None:
@@ -473,6 +485,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         a_function_returns_all_gradients,
         a_layer_uses_its_bias,
         an_energy_is_differentiated,
+        an_energy_of_silu_is_differentiated,
         an_energy_has_a_slope,
         the_weight_of_a_layer_is_used,
         a_critic_steps_more_often,

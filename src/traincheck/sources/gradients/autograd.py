@@ -251,7 +251,9 @@ class AutogradSource:
         return merged(of_loss, accumulation=state) if number == divisor else of_loss
 
     def _grad_begins(self, *args: Any, **kwargs: Any) -> _OpenBackward:
-        context = context_facts_with(create_graph=bool(kwargs.get("create_graph")), within=self._call_context.within)
+        create_graph = bool(kwargs.get("create_graph"))
+        self._gradients.differentiates |= create_graph
+        context = context_facts_with(create_graph=create_graph, within=self._call_context.within)
         return self._enter(GRAD, context, None, args, kwargs)
 
     def _enter(

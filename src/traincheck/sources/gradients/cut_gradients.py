@@ -8,7 +8,8 @@ three signs that something cuts them off from a loss:
 * the bias of a layer has no gradient although its weight has one, or the reverse. The layer computes a sum of what
   depends on either, so a kernel or a tensor subclass has replaced its computation and left one of them out. A loss of
   the derivative of a model (an energy, a gradient penalty) depends on the weight alone, so this sign does not count if
-  the program differentiates inside the graph of a loss.
+  the program differentiates inside the graph of a loss. A call says so, or else the names of operations: some, such
+  as SiLU, have a derivative of common operations.
 
 So what follows does not train them. TrainCheck looks for the detaching line or the function between the first and the
 second step of the optimizer, and only if there are such parameters.
@@ -138,7 +139,9 @@ class CutGradients:
                 site, reason = self._site_of(function), f"{function.__name__}.backward returns none for them"
             elif site is not None:
                 reason = "a tensor computed from them was detached there"
-            elif not self._differentiates and (partner := self._graded_partner(variable)):
+            elif not (self._differentiates or self._gradients.differentiates) and (
+                partner := self._graded_partner(variable)
+            ):
                 reason = f"the {partner} of the same layer has one"
             else:
                 continue
