@@ -20,7 +20,6 @@ from traincheck.sources.gradients.gradients import Gradients, Snapshot, summary
 from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.optimizers import parameter_changes
 from traincheck.sources.optimizers.hyperparameters import KEYS, OPTIMIZER, OptimizerReadings, settings
-from traincheck.sources.optimizers.lost_updates import lost_in_rounding
 from traincheck.sources.optimizers.master_copies import MasterCopies
 from traincheck.sources.optimizers.optimizer_state_changes import OptimizerStateChanges, representatives
 from traincheck.sources.optimizers.running_updates import (
@@ -430,6 +429,8 @@ class OptimizerSource(RecorderListener):
                 lost = not changed and is_graded
                 variable.unchanged_updates = variable.unchanged_updates + 1 if lost else 0
                 if lost and index not in gathered:
+                    from traincheck.sources.optimizers.lost_updates import lost_in_rounding  # seldom used
+
                     lost = lost_in_rounding(variable, rate, read[index], version)
                 if is_own:
                     own.add("changed" if changed else "lost" if lost else gradient)
