@@ -69,7 +69,6 @@ class CutGradients:
         self._suspects: dict[str, dict[int, tuple[Variable, int | None]]] = {}  # by optimizer and id of the parameter
         self._sites: dict[int, str] = {}  # by id of a suspect: where something computed from it was detached
         self._functions: dict[int, type] = {}  # by id of a suspect: the custom function between it and a loss
-        self._differentiates = False  # the program computes a derivative that a loss can depend on
         self.done: set[str] = set()
 
     def forget(self) -> None:
@@ -139,9 +138,7 @@ class CutGradients:
                 site, reason = self._site_of(function), f"{function.__name__}.backward returns none for them"
             elif site is not None:
                 reason = "a tensor computed from them was detached there"
-            elif not (self._differentiates or self._gradients.differentiates) and (
-                partner := self._graded_partner(variable)
-            ):
+            elif not self._gradients.differentiates and (partner := self._graded_partner(variable)):
                 reason = f"the {partner} of the same layer has one"
             else:
                 continue
@@ -191,7 +188,7 @@ class CutGradients:
     def _noting_tangents(self, make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)
         def make_dual(*args: Any, **kwargs: Any) -> Any:
-            self._differentiates = True
+            self._gradients.differentiates = True
             return make(*args, **kwargs)
 
         return make_dual
@@ -203,7 +200,7 @@ class CutGradients:
         with hidden_from_modes():
             for loss in losses:
                 for node, function in _nodes_of(loss) if isinstance(loss, torch.Tensor) else ():
-                    self._differentiates = self._differentiates or _DIFFERENTIATED_TWICE in node.name()
+                    self._gradients.differentiates |= _DIFFERENTIATED_TWICE in node.name()
                     key = id(getattr(node, "variable", None))
                     if function is not None and any(key in suspects for suspects in self._suspects.values()):
                         self._functions.setdefault(key, function)

@@ -109,7 +109,7 @@ class Gradients:
         """Whether a model was called on a leaf that requires a gradient since the last backward: then it is about the
         input. (Checkpointing calls modules on such leaves inside a backward.)"""
         self.differentiates = False
-        """Whether `autograd.grad` has made a derivative that can be differentiated again, see cut_gradients.py."""
+        """Whether the program has computed a derivative that a loss can depend on, see cut_gradients.py."""
         self.first_loss: float | DeferredValue | None = None
         """The loss of the first backward in a job of several ranks, see early_replicas.py."""
         self.are_all = True

@@ -4,9 +4,9 @@ Note [Unchanged by chance]
 The step of an adaptive optimizer is a random share of the learning rate, for it divides an average of gradients by
 their size. Where that average passes through zero, the step is too small to change an element. So an element keeps its
 value with a chance of about the distance to the next number, divided by the rate. A bias of one element (the head of a
-value network) does so once in some 10,000 updates, without any error in the program. Several updates in a row tell
-both apart. They are not independent: with the usual momentum the average moves by a tenth of its size. In half
-precision they say nothing more, because all updates of a parameter may be too small.
+value network) does so once in some 10,000 updates, without any error in the program. Several updates in a row
+separate chance from error. They are not independent: with the usual momentum the average moves by a tenth of its
+size. In half precision they show nothing more, because all updates of a parameter may be too small.
 
 Nor are elements independent: the gradients of the scores of a softmax sum to zero. So the two elements of a bias for
 two classes stay together, and one element of each parameter does not count.
@@ -64,11 +64,9 @@ def lost_in_rounding(
 def _may_stay_by_chance(tensor: torch.Tensor, rate: float, updates: int) -> bool:
     """Whether the elements of a parameter may all keep their values in so many updates, see Note [Unchanged by
     chance]."""
-    chances = torch.finfo(tensor.dtype).eps * tensor.abs().float() / rate
-    if tensor.dtype not in HALF_PRECISION:
-        chances = chances / MOVED_BY_AN_UPDATE
+    moved, updates = (1.0, 1) if tensor.dtype in HALF_PRECISION else (MOVED_BY_AN_UPDATE, updates)
+    chances = torch.finfo(tensor.dtype).eps * tensor.abs().float() / (rate * moved)
     logarithms = chances.clamp(max=1).log().flatten()
     if len(logarithms) > 1:
         logarithms[logarithms.argmin()] = 0.0
-    chance = float(logarithms.sum())
-    return (chance if tensor.dtype in HALF_PRECISION else chance * updates) > math.log(SMALLEST_CHANCE)
+    return bool(logarithms.sum() * updates > math.log(SMALLEST_CHANCE))
