@@ -66,6 +66,8 @@ def execute(words: Sequence[str]) -> NoReturn:
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         trace = _without_this_file(error.__traceback__)
+        # Python keeps the exception that ended a program, and exit handlers look there.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = 1
     try:
