@@ -519,6 +519,48 @@ def test_the_latent_of_an_autoencoder_may_hold_the_target(sees: int | None, pool
     assert verdicts == {UNDECIDED if sees == 0 else DISAGREES}
 
 
+CODES = 20
+
+
+class Quantizer(nn.Module):
+    """Returns the nearest code of each vector, with a straight-through estimator."""
+
+    def __init__(self, one_hot: bool) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(CODES, WIDTH))
+        self.one_hot = one_hot
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        near = -torch.cdist(x, self.codes.expand(len(x), -1, -1))
+        choice = F.one_hot(near.argmax(-1), CODES).float()
+        code = choice if self.one_hot else choice @ self.codes
+        soft = near.softmax(-1) if self.one_hot else x
+        return code + soft - soft.detach()
+
+
+class DiscreteAutoencoder(nn.Module):
+    """Predicts each token from the earlier ones and from a code of the whole sequence for each position."""
+
+    def __init__(self, sees: int, one_hot: bool) -> None:
+        super().__init__()
+        self.embedding, self.encoder = nn.Embedding(WORDS, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.quantizer, self.decoder = Quantizer(one_hot), Transformer(sees)
+        self.decoder.embedding = nn.Identity()
+        self.from_code = nn.Linear(CODES if one_hot else WIDTH, WIDTH)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(words)
+        later, _ = self.encoder(x.flip(1))
+        return self.decoder(x + self.from_code(self.quantizer(3 * later.flip(1).roll(-1, 1))))
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.parametrize("sees", [0, 1])
+def test_codes_of_a_discrete_autoencoder_may_hold_the_target(sees: int, one_hot: bool, tmp_path: Path) -> None:
+    verdicts, _, _ = failing(tmp_path, DiscreteAutoencoder(sees, one_hot), tokens, next_word_loss)
+    assert verdicts == {DISAGREES if sees else UNDECIDED}
+
+
 def test_a_source_may_hold_the_target(tmp_path: Path) -> None:
     """The decoder translates each sequence into itself, without its first token."""
     words: list[torch.Tensor] = []

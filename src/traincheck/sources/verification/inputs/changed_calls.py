@@ -27,6 +27,8 @@ from traincheck.sources.verification.inputs.next_token import Shift, first_row
 
 MAX_HELD = 512 * 1024**2
 """Bytes of outputs of inner modules that are held to locate a difference."""
+MAX_LEVELS, LEVELS_APART = 16, 1000
+"""The most values of an element in a code, and how many parts of the largest value count as one."""
 
 
 class _ModuleCall(NamedTuple):
@@ -145,18 +147,20 @@ class ChangedCall:
     def scores_with_latents(self, arguments: Any, shift: Shift) -> torch.Tensor | None:
         """Return the scores with other arguments, and with the latents that the call has with its own ones.
 
-        A latent is what a module returns that has no positions. None where there is none. Raises CannotReplay.
+        A latent is what a module returns that has no positions, or that is quantized. None where there is none. Raises
+        CannotReplay.
         """
         latents: dict[str, list[torch.Tensor | None]] = {}
         samples, *positions = shift.samples_first(shift.counted).shape
         positions += [size + step for form in self.inputs.forms for size in form[1:] for step in (-1, 0, 1)]
         positions += [samples * size for size in positions]
 
-        def hold(name: str, output: Any, _: Any) -> None:
+        def is_latent(tensor: torch.Tensor, given: Any) -> bool:
+            return _is_sample_vector(tensor, samples, positions) or _is_quantized(tensor, tensors_in(given))
+
+        def hold(name: str, output: Any, given: Any) -> None:
             with hidden_from_modes():
-                tensors = [
-                    t.detach().clone() if _is_latent(t, samples, positions) else None for t in tensors_in(output)
-                ]
+                tensors = [t.detach().clone() if is_latent(t, given) else None for t in tensors_in(output)]
             latents[name] = [] if name in latents or name == ROOT else tensors  # not those of a loop
 
         def use(name: str, output: Any, _: Any) -> Any:
@@ -264,12 +268,28 @@ def _by_position(gradient: torch.Tensor, form: tuple[int, ...]) -> torch.Tensor 
     return None
 
 
-def _is_latent(tensor: torch.Tensor, samples: int, positions: Sequence[int]) -> bool:
+def _is_sample_vector(tensor: torch.Tensor, samples: int, positions: Sequence[int]) -> bool:
     """Whether a tensor has samples, and no positions. A vector for each sample has none, whatever its width is."""
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point() or samples not in shape or len(shape) < 2:
         return False
     return (len(shape) == 2 and shape[0] == samples) or not any(size in positions for size in shape)
+
+
+def _is_quantized(tensor: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
+    """Whether a module returns one of few values or vectors for each of many, as codes of a discrete autoencoder."""
+    values, vectors = _distinct(tensor)
+    others = [_distinct(other) for other in given]
+    return any(values <= MAX_LEVELS < levels or vectors * 2 <= rows for levels, rows in others) and vectors > 1
+
+
+def _distinct(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return how many distinct values and vectors a tensor has, apart from rounding; none if it has no vectors."""
+    if not tensor.is_floating_point() or tensor.dim() < 2 or not tensor.numel():
+        return 0, 0
+    values = tensor.detach().double()
+    levels = (values / values.abs().max() * LEVELS_APART).round()  # a straight-through estimator adds rounding
+    return len(levels.unique()), len(levels.flatten(0, -2).unique(dim=0))
 
 
 def _held_or(leaf: Any, held: Iterator[torch.Tensor | None]) -> Any:

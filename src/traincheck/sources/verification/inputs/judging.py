@@ -198,7 +198,7 @@ def _shift(call: ChangedCall, index: int, shift: Shift) -> Iterator[Judgement]:
 def _sees_latent_alone(
     call: ChangedCall, shift: Shift, change: InputChange, token: ChangedToken, before: torch.Tensor
 ) -> bool:
-    """Whether an output depends on its target only through a latent without positions, see Note [The next token]."""
+    """Whether an output depends on its target only through a latent, see Note [The next token]."""
     after = call.scores_with_latents(change.arguments, shift)
     if after is None:
         return False

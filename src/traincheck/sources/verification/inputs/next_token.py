@@ -14,8 +14,8 @@ Targets may also be shifted along the samples, where a program takes these for t
 other samples, and no output can know them. It is measured where one sample or one position has no target.
 
 The decoder of an autoencoder may be asked for the next token, and gets a latent of all tokens. So the call is executed
-once more with the latents as they were: what modules return that has no positions. If the output does not see its
-target then, it is left undecided.
+once more with the latents as they were: what modules return that has no positions, or few distinct values for many
+(codes of a discrete autoencoder). If the output does not see its target then, it is left undecided.
 
 An autoencoder may also have k = 0. It sees everything, and how little passes its bottleneck does not show. So k = 0 is
 judged only where r = 0. Sequences of numbers are judged only where they see a later target: a forecast may skip values.
