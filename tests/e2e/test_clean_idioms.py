@@ -95,6 +95,30 @@ for step in range(60):
 BY_LBFGS = TRAINED_IMAGE.replace("FROZEN", "True").replace("OPTIMIZER", "torch.optim.LBFGS([image])")
 BY_ADAM = TRAINED_IMAGE.replace("FROZEN", "False").replace("OPTIMIZER", "torch.optim.Adam([image], lr=0.02)")
 
+ADAM_THEN_LBFGS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+x = torch.linspace(-1, 1, 16)[:, None]
+
+
+def closure():
+    loss = (model(x) - torch.sin(3 * x)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    return loss
+
+
+optimizer = adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(10):
+    optimizer.step(closure)
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=30, line_search_fn="strong_wolfe")
+for step in range(3):
+    optimizer.step(closure)
+"""
+
 CALLED_FOR_ITS_SHAPES = f"""{TRAINING}
 model = nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(32, 4))
 model(torch.zeros(4, 8))
@@ -241,7 +265,8 @@ def findings(folder: Path, *words: str, **more: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "program", [DISABLED_SCALER, GRADIENTS_OF_ZEROS, LOOK_AT_A_BATCH, BY_LBFGS, BY_ADAM, CALLED_FOR_ITS_SHAPES]
+    "program",
+    [DISABLED_SCALER, GRADIENTS_OF_ZEROS, LOOK_AT_A_BATCH, BY_LBFGS, BY_ADAM, ADAM_THEN_LBFGS, CALLED_FOR_ITS_SHAPES],
 )
 def test_clean_idioms_give_no_findings(program: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)

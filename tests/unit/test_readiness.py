@@ -124,6 +124,28 @@ def test_attributes_are_as_built_when_a_model_is_first_called(attribute: str) ->
         assert occasion.note.startswith("attribute id of Sequential.0 was changed") and "was 0, is 11" in occasion.note
 
 
+class LateNorm(nn.Module):
+    """Layers that are built with their input note the axes of it, as Keras does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.axis: int | list[int] = -1
+
+    def build(self) -> None:
+        self.axis = [1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x.std(self.axis, keepdim=True)
+
+
+def test_a_module_may_set_its_own_attributes() -> None:
+    with observing() as seen:
+        model = nn.Sequential(nn.Linear(3, 3), LateNorm())
+        model[1].build()
+        learn(model)
+    assert verdicts(of(seen, ATTRIBUTES), KEPT) == [True]
+
+
 # -- buffers of random numbers -----------------------------------------------------------------------------------------
 
 

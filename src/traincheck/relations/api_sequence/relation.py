@@ -11,11 +11,11 @@ may clip the gradients of one.
 Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
 is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. A call
-without a receiver, like a backward, begins anew where it touches parameters of an optimizer for the first time: a
-program may train several models one after another, each with a loop of its own. A change
-of state is expected where a program needs it. Gradients are cleared in a cycle whose backward adds to them (a program
-that writes gradients by hand need not). They are filled once they were set to none. See Note [Means and ends] in
-event_contain/relation.py.
+without a receiver, like a backward, begins anew where it touches parameters of an optimizer for the first time, or is
+first called inside its step: a program may train several models one after another, each with a loop of its own, or one
+model with Adam and then with L-BFGS, whose step calls backward several times. A change of state is expected where a
+program needs it. Gradients are cleared in a cycle whose backward adds to them (a program that writes gradients by hand
+need not). They are filled once they were set to none. See Note [Means and ends] in event_contain/relation.py.
 
 Note [Order that matters]
 Two calls in a cycle are put in order (`then`) only if both changed the same kind of state in it, as `zero_grad` and
@@ -85,7 +85,7 @@ class _Token(NamedTuple):
     """An event of the cycle: its names, its position and its owner. `properties` has one entry for each name.
 
     `effects` are the kinds of state that a call changed, `family` is its class or module; `parent` is the call around
-    it, or the call that made the change. `optimizers` hold the parameters that a call touched.
+    it, or the call that made the change. `optimizers` hold the parameters that a call touched, or called it.
     """
 
     seq: int
@@ -320,7 +320,7 @@ def _timeline(window: Window) -> list[_Token]:
             _NONE,
             frozenset(effects[call.seq]) if call.seq in effects else _NOTHING,
             family(call.levels[-1]),
-            frozenset(optimizers[call.seq]) if call.seq in optimizers else _NOTHING,
+            _optimizers_of(call, optimizers.get(call.seq), window),
         )
         for (kind, _), calls in window.calls_like.items()
         if kind in _DRIVING
@@ -355,6 +355,12 @@ def _state_tokens(attribute: str, before: str, after: str, changed: bool) -> tup
 def _in_backward(change: Change, window: Window) -> bool:
     call = window.by_seq.get(change.call)
     return call is not None and call.levels[-1] == BACKWARD
+
+
+def _optimizers_of(call: Call, owners: set[str] | None, window: Window) -> frozenset[str]:
+    around = window.ancestors(call) if call.parent in window.by_seq else ()
+    steps = {outer.receiver for outer in around if outer.levels[-1] == UPDATE}
+    return frozenset(steps.union(owners or ())) if steps or owners else _NOTHING
 
 
 _SEQ = attrgetter("seq")

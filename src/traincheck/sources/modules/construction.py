@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook, re
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.modules.live_modules import is_compile_wrapper, plain_name, unwrap_compiled
 from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.frames import assigned_attributes, code_of
 from traincheck.sources.recording.patches import TensorReference, UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import fingerprints, first_elements, hidden_from_modes, local_tensor
@@ -269,7 +270,9 @@ class ConstructionReadings:
             changed += [
                 (f"{name}.{attribute}", f"was {value!r}, is {now.get(attribute)!r}"[:80])
                 for attribute, value in built.items()
-                if attribute in now and not _same(now[attribute], value)
+                if attribute in now
+                and not _same(now[attribute], value)
+                and attribute not in _set_by_methods(type(inner))
             ]
         for variable, value in changed[:MAX_CHANGED]:
             self._report(call, variable, MODULE, ATTRIBUTES, value)
@@ -314,6 +317,21 @@ def _plain_attributes(module: nn.Module) -> dict[str, FactValue]:
         for name, value in module.__dict__.items()
         if type(value) in _PLAIN and not name.startswith("_") and name not in constants
     }
+
+
+_set_by_methods_cache: BoundedCache[type, frozenset[str]] = BoundedCache()
+
+
+def _set_by_methods(cls: type) -> frozenset[str]:
+    """The attributes that methods of a class assign after its construction, as those of layers that are built late."""
+    cached = _set_by_methods_cache.get(cls)
+    if cached is None:
+        parts = [part for base in cls.__mro__ for name, part in vars(base).items() if name != "__init__"]
+        methods = [part.fset if isinstance(part, property) else part for part in parts]
+        codes = filter(None, map(code_of, methods))
+        cached = frozenset(name for code in codes for name in assigned_attributes(code))
+        _set_by_methods_cache.put(cls, cached)
+    return cached
 
 
 def _same(now: Any, value: FactValue) -> bool:

@@ -92,6 +92,11 @@ def return_offsets(code: CodeType) -> frozenset[int]:
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 
 
+def assigned_attributes(code: CodeType) -> Iterator[str]:
+    """The names of the attributes that a function assigns, of whatever object."""
+    return (str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
+
+
 def code_of(function: Any) -> CodeType | None:
     """The code of a function or static method, of the one inside where it is decorated; None for others."""
     function = getattr(function, "__func__", function)
