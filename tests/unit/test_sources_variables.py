@@ -674,3 +674,19 @@ def test_two_models_in_wrappers_have_two_names() -> None:
     assert {catalog.model_name(wrapper) for wrapper in wrappers} == {"Wrapped", "Wrapped#2"}
     assert {variable.name.partition(".")[0] for variable, _ in catalog.living()} == {"Wrapped", "Wrapped#2"}
     assert all(variable.data_parallel for variable, _ in catalog.living())
+
+
+def test_parts_that_were_called_before_they_had_a_model_have_names_of_their_own() -> None:
+    """A program may call each part once, to learn how many features it returns."""
+
+    def part() -> nn.Module:
+        made = Sole()
+        made(torch.ones(2, 3))
+        return nn.Sequential(made, nn.ReLU())
+
+    with observing() as seen:
+        first, second = part(), part()
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+        (first(torch.ones(2, 3)) + second(torch.ones(2, 3))).sum().backward()
+        optimizer.step()
+    assert len(recorded(seen.changes, "parameter.grad")) == 8

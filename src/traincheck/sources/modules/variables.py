@@ -286,7 +286,7 @@ class VariableCatalog:
         models = list(map(wrapped_model, wrappers))
         wrapped = set(map(id, models))
         roots = [root for root in roots if wrapped_model(root) is root] + models
-        taken = {name for root in (*wrappers, *roots) if (name := self._reported_name(root))}
+        taken = {name for root in (*wrappers, *roots) if (name := self._reported_name(root))} | self._prefixes()
         for wrapper in wrappers:
             name = self._reported_name(wrapper) or self._name_outermost(wrapper, taken.__contains__)
             taken.add(name)
@@ -303,6 +303,14 @@ class VariableCatalog:
             except RuntimeError as error:
                 if "changed size during iteration" not in str(error):
                     raise  # another thread is building the module, which gets its name when it is used
+
+    def _prefixes(self) -> set[str]:
+        """The first parts of the names of parameters in living models. What was a model may be a part of one now."""
+        return {
+            variable.name.partition(".")[0]
+            for variable in list(self._variables.values())
+            if variable.owned and variable.root is not None and variable.root() is not None
+        }
 
     def _drop_dead(self) -> None:
         """Drop modules that no longer exist, because a program may build new ones all the time."""
