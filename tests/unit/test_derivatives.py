@@ -184,6 +184,30 @@ def multiplied(wrong: str) -> Callable[[], nn.Module]:
     )
 
 
+class AtTimes(torch.autograd.Function):
+    """Adds multiples of a vector at three times, which require gradients in the forward, as those of a solver may."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+        for step in range(1, 4):
+            time = torch.tensor(step / 3)
+            with torch.enable_grad():
+                time.requires_grad_()
+                rows = rows + (vector * time.square()).detach()
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, grad.sum(0) * (1 + 4 + 9) / 9
+
+
+def at_times() -> nn.Module:
+    def compute(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return model.head(AtTimes.apply(model.stem(x), model.scale).tanh())
+
+    return Functional(compute, stem=nn.Linear(6, 6), scale=nn.Parameter(torch.rand(6) + 0.5), head=nn.Linear(6, 1))
+
+
 class Stages(torch.autograd.Function):
     """Multiplies twice by a vector, through a buffer that it fills stage by stage, as solvers do; then by its mean."""
 
@@ -253,10 +277,11 @@ def packed() -> nn.Module:
         regression(functorch),
         regression(multiplied("")),
         regression(staged(1.0)),
+        regression(at_times),
     ],
     ids=[
         "mlp", "cnn", "transformer", "lstm", "reentrant", "checkpointed", "straight-through", "vmap", "function",
-        "buffer",
+        "buffer", "times",
     ],
 )  # fmt: skip
 def test_right_gradients_agree(tmp_path: Path, program: Program) -> None:

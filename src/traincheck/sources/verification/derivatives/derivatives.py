@@ -368,7 +368,7 @@ class DerivativeSource(ExperimentSource, RecorderListener):
         subject, computation = backward.subject, backward.objective.computation
         try:
             _check_memory(computation, recording.result_bytes)
-            differs = difference(backward.objective, backward.losses, backward.gradients)
+            differs = difference(backward.objective, backward.losses, self._expected(backward))
             if differs is None and self._blames_kernel(computation, subject):
                 return
         except (CannotDecide, CannotExecute) as error:
@@ -388,6 +388,16 @@ class DerivativeSource(ExperimentSource, RecorderListener):
             self._reporter.report(subject, AGREES)
             return
         self._explain(backward, differs, recording)
+
+    def _expected(self, backward: _Backward) -> dict[int, torch.Tensor | None]:
+        """The gradients that arrived, and None for each parameter without one.
+
+        Other leaves get none where a custom function makes them in its forward: an adjoint solver asks for a gradient
+        in the time of each evaluation.
+        """
+        leaves = backward.objective.computation.leaves
+        known = {id(leaf) for leaf in leaves if self._catalog.find(leaf) is not None}
+        return {key: grad for key, grad in backward.gradients.items() if grad is not None or key in known}
 
     def _undecide(self, subject: str, reason: str, *, lasts: bool = True) -> None:
         """Report that there is no result. A reason that `lasts` counts as a failed attempt."""
