@@ -119,6 +119,32 @@ for step in range(3):
     optimizer.step(closure)
 """
 
+SKIPS_UPDATES = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for step in range(60):
+    x = torch.randn(8, 4)
+    try:
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        if step == 20:
+            raise RuntimeError("no memory is left in the forward")
+        if step in (30, 31, 50):
+            loss = loss + (model[0].bias * 0).abs().sqrt().sum()  # the derivative of a root at 0
+        loss.backward()
+        if step == 40:
+            raise RuntimeError("no memory is left in the backward")
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if torch.isfinite(norm):
+            optimizer.step()
+        optimizer.zero_grad()
+    except RuntimeError:
+        optimizer.zero_grad()
+"""
+
 CALLED_FOR_ITS_SHAPES = f"""{TRAINING}
 model = nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(32, 4))
 model(torch.zeros(4, 8))
@@ -266,7 +292,8 @@ def findings(folder: Path, *words: str, **more: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "program",
-    [DISABLED_SCALER, GRADIENTS_OF_ZEROS, LOOK_AT_A_BATCH, BY_LBFGS, BY_ADAM, ADAM_THEN_LBFGS, CALLED_FOR_ITS_SHAPES],
+    [DISABLED_SCALER, GRADIENTS_OF_ZEROS, LOOK_AT_A_BATCH, BY_LBFGS, BY_ADAM, ADAM_THEN_LBFGS, SKIPS_UPDATES]
+    + [CALLED_FOR_ITS_SHAPES],
 )
 def test_clean_idioms_give_no_findings(program: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)

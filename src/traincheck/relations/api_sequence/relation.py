@@ -10,12 +10,14 @@ may clip the gradients of one.
 
 Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
-is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. A call
-without a receiver, like a backward, begins anew where it touches parameters of an optimizer for the first time, or is
-first called inside its step: a program may train several models one after another, each with a loop of its own, or one
-model with Adam and then with L-BFGS, whose step calls backward several times. A change of state is expected where a
-program needs it. Gradients are cleared in a cycle whose backward adds to them (a program that writes gradients by hand
-need not). They are filled once they were set to none. See Note [Means and ends] in event_contain/relation.py.
+is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. It is
+missed if it is absent from as many cycles in a row: a program may skip updates whose gradients are not finite, or whose
+batches did not fit into memory. A call without a receiver, like a backward, begins anew where it touches parameters of
+an optimizer for the first time, or is first called inside its step: a program may train several models one after
+another, each with a loop of its own, or one model with Adam and then with L-BFGS, whose step calls backward several
+times. A change of state is expected where a program needs it. Gradients are cleared in a cycle whose backward adds to
+them (a program that writes gradients by hand need not). They are filled once they were set to none. See Note [Means and
+ends] in event_contain/relation.py.
 
 Note [Order that matters]
 Two calls in a cycle are put in order (`then`) only if both changed the same kind of state in it, as `zero_grad` and
@@ -74,7 +76,8 @@ UPDATE = f"{OPTIMIZER}.step"
 
 
 ESTABLISHED = 3
-"""Cycles before a call counts as regular: two may be chance (a first and a last), three in a row are a practice."""
+"""Cycles before a call counts as regular, or as missed: two may be chance (a first and a last), three in a row are a
+practice."""
 
 
 _NONE: Mapping[str, None] = {}
@@ -103,6 +106,7 @@ class _Cycle:
     """The events since the last call of a subject on one receiver, and the events of every cycle before."""
 
     __slots__ = (
+        "absences",
         "count",
         "effects",
         "established",
@@ -124,6 +128,7 @@ class _Cycle:
         self.effects: dict[Property, frozenset[str]] = {}
         self.regular: set[Property] = set()
         self.established: set[Property] = set()
+        self.absences: dict[Property, int] = {}  # for each of them: the cycles in a row that did not have it
         self.variables: dict[str, None] = {}
         self.optimizers = optimizers  # those of the parameters that the calls touched, also in earlier trainings
 
@@ -154,6 +159,8 @@ class _Cycle:
         return {token for token in absent if COMPUTED not in self.last or token.object != FORWARD}
 
     def close(self) -> None:
+        absent = self.missing(self.established)
+        self.absences = {prop: self.absences.get(prop, 0) + 1 for prop in absent}
         happened = self.last.keys() - {ACCUMULATES, EMPTIED, ZEROS_DROPPED, HIDDEN, COMPUTED}
         self.regular = set(happened) if self.count == 0 else self.regular - self.missing(self.regular)
         self.count += HIDDEN not in self.last
@@ -226,7 +233,7 @@ class APISequence:
 
     @staticmethod
     def is_optional_practice(prop: Property) -> bool:
-        return prop not in STATE_TOKENS and not prop.detail
+        return _is_practice(prop)
 
     @staticmethod
     def is_setting(prop: Property) -> bool:
@@ -250,6 +257,11 @@ class APISequence:
         if prop in STATE_TOKENS:
             return f"{around}, some {prop.object.replace('.', ' ')} {prop.detail}"
         return f"{around}, {_phrase_of(prop)} is called"
+
+
+def _is_practice(prop: Property) -> bool:
+    """Whether a property says that a call is made, in whatever way."""
+    return prop not in STATE_TOKENS and not prop.detail
 
 
 def _is_inside(token: _Token, call: Call, window: Window) -> bool:
@@ -280,7 +292,8 @@ def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Pr
         expected |= {CLEARED} if must_clear else {CLEARED} & happened
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
-    failed = cycle.missing(expected)
+    missed = cycle.missing(expected)
+    failed = {prop for prop in missed if not _is_practice(prop) or cycle.absences.get(prop, 0) >= ESTABLISHED - 1}
     effective = [token for token in happened if cycle.effects[token] and not token.detail]
     for first in effective:
         for second in effective:
