@@ -292,8 +292,16 @@ def findings(folder: Path, *words: str, **more: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "program",
-    [DISABLED_SCALER, GRADIENTS_OF_ZEROS, LOOK_AT_A_BATCH, BY_LBFGS, BY_ADAM, ADAM_THEN_LBFGS, SKIPS_UPDATES]
-    + [CALLED_FOR_ITS_SHAPES],
+    (
+        DISABLED_SCALER,
+        GRADIENTS_OF_ZEROS,
+        LOOK_AT_A_BATCH,
+        BY_LBFGS,
+        BY_ADAM,
+        ADAM_THEN_LBFGS,
+        SKIPS_UPDATES,
+        CALLED_FOR_ITS_SHAPES,
+    ),
 )
 def test_clean_idioms_give_no_findings(program: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)

@@ -208,6 +208,39 @@ def at_times() -> nn.Module:
     return Functional(compute, stem=nn.Linear(6, 6), scale=nn.Parameter(torch.rand(6) + 0.5), head=nn.Linear(6, 1))
 
 
+class Flow(torch.autograd.Function):
+    """Four steps of Euler's method, and the adjoint equation in the backward, with a factor in one gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, matrix: torch.Tensor, factor: float) -> torch.Tensor:
+        for _ in range(4):
+            rows = rows + 0.1 * (rows @ matrix).tanh()
+        ctx.save_for_backward(rows, matrix)
+        ctx.factor = factor
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        rows, matrix = ctx.saved_tensors
+        total = torch.zeros_like(matrix)
+        for _ in range(4):
+            with torch.enable_grad():
+                state, weight = rows.detach().requires_grad_(), matrix.detach().requires_grad_()
+                velocity = (state @ weight).tanh()
+                by_state, by_weight = torch.autograd.grad(velocity, (state, weight), grad)
+            rows, grad, total = rows - 0.1 * velocity.detach(), grad + 0.1 * by_state, total + 0.1 * by_weight
+        return grad, total * ctx.factor, None
+
+
+def flow(factor: float) -> Callable[[], nn.Module]:
+    def compute(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return model.head(Flow.apply(model.stem(x), model.matrix, factor))
+
+    return lambda: Functional(
+        compute, stem=nn.Linear(6, 6), matrix=nn.Parameter(torch.randn(6, 6)), head=nn.Linear(6, 1)
+    )
+
+
 class Stages(torch.autograd.Function):
     """Multiplies twice by a vector, through a buffer that it fills stage by stage, as solvers do; then by its mean."""
 
@@ -542,6 +575,14 @@ def test_a_chosen_derivative_is_undecided(tmp_path: Path, function: type[torch.a
     verdicts = verified(tmp_path, regression(lambda: rounded(function)))
     assert verdicts.verdicts == {UNDECIDED}
     assert verdicts.found == {f"the backward of {function.__name__} may replace a derivative on purpose"}
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, UNDECIDED), (3.0, DISAGREES)])
+def test_an_adjoint_may_approximate(tmp_path: Path, factor: float, verdict: str) -> None:
+    verdicts = verified(tmp_path, regression(flow(factor)))
+    assert verdicts.verdicts == {verdict}, verdicts
+    if verdict == UNDECIDED:
+        assert verdicts.found == {"the backward of Flow differentiates on its own, and may approximate"}
 
 
 def test_gradients_that_pass_hooks_of_the_program_are_undecided(tmp_path: Path) -> None:

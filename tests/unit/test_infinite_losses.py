@@ -52,6 +52,23 @@ def test_a_loss_that_is_no_number_is_the_error(
     assert NOT_FINITE in errors
 
 
+@pytest.mark.parametrize(("skipped", "is_error"), [((2, 3, 5, 6), False), ((3, 4, 5), True)])
+def test_a_loss_whose_update_is_skipped_is_none_unless_it_comes_again(
+    tmp_path: Path, skipped: tuple[int, ...], is_error: bool
+) -> None:
+    def program() -> None:
+        model: nn.Module = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(1, 9):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 6)).square().mean() * (float("nan") if step in skipped else 1)
+            loss.backward()
+            if torch.isfinite(loss):
+                optimizer.step()
+
+    assert (NOT_FINITE in errors_of(tmp_path, program)) is is_error
+
+
 def test_a_large_loss_and_one_that_overflows_in_float16_are_none(tmp_path: Path) -> None:
     def loss_of(step: int, scores: torch.Tensor) -> torch.Tensor:
         return scores.mean() + 1e30 if step % 2 else (scores.mean().half() + 60_000) * 2

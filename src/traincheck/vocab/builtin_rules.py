@@ -127,6 +127,8 @@ WITH_A_RATE = Property(ARE_USED, GRAD, "with a learning rate above zero")
 WEIGHED_ONCE = Property(ARE_USED, GRAD, "with the weights of their micro-batches")
 FROM_ALL_MICRO_BATCHES = Property(ARE_USED, GRAD, "with as many micro-batches as the divisor of their losses")
 OF_MICRO_BATCHES = (WEIGHED_ONCE, FROM_ALL_MICRO_BATCHES)
+FINITE_LOSS = Property(IS_FINITE, INFINITE_LOSS, "if an update uses its gradients")
+
 FLOW_OF_GRADIENTS = (
     USED_BEFORE_CLEARED,
     CLIPPED_LAST,
@@ -135,6 +137,7 @@ FLOW_OF_GRADIENTS = (
     AFTER_AVERAGING,
     CLIPPED_IN_TIME,
     WITH_A_RATE,
+    FINITE_LOSS,
 )
 
 IS_PART_OF_ITS_MODEL = Property(ARE_USED, GRAD, "to update the layers of a model")
@@ -173,7 +176,6 @@ CASTS = Property(HAS_TAKEN_EFFECT, IDLE_AUTOCAST, "on what computes the loss")
 DECAYS_MATRICES = Property(IS_LOWER, "param_groups.weight_decay", "for vectors than for matrices")
 DIVIDES_DATA = Property(DIFFERS_FROM_OTHERS, SAME_SAMPLES, "of another worker")
 MERGES_HEADS = Property(MERGES, MERGED_HEADS, "within each position")
-FINITE_LOSS = Property(IS_FINITE, INFINITE_LOSS, "in each backward")
 TWO_HEADS = Property(IS_SEPARATE, ONE_HEAD, "if it has a loss of its own")
 ARE_ADDED = Property(ARE_USED, REDUCED_GRADIENT, "as a sum or a mean over ranks")
 ONE_MODEL = Property(SAME_ON_RANKS, REPLICAS, "if ranks compute one model")
@@ -201,7 +203,6 @@ REPORTED_ERRORS = {
     IDLE_AUTOCAST: CASTS,
     MERGED_HEADS: MERGES_HEADS,
     ONE_HEAD: TWO_HEADS,
-    INFINITE_LOSS: FINITE_LOSS,
     COPIES: SAME_COPIES,
     MISPLACED_DECAY: DECAYS_MATRICES,
     REPLACED_WITHOUT_LOADER: KEEPS_STATE,
@@ -264,7 +265,7 @@ _SENTENCES = {
     DECAYS_MATRICES: "groups that separate biases and normalization weights from matrices decay them less",
     MERGES_HEADS: "attention that transposes its queries transposes its result before a reshape merges the heads",
     TWO_HEADS: "two predictions from one input that have a loss each, or of which one is taken, are of two modules",
-    FINITE_LOSS: "the loss from which a backward begins is a finite number",
+    FINITE_LOSS: "a loss whose gradients an update uses is a finite number",
     CASTS: "an autocast region that computes a loss casts something that the loss is computed from",
     KEEPS_STATE: "an optimizer that is built again in the loop over the data keeps the state of the one before it",
     RESTORES_STATE: "an optimizer that goes on from a checkpoint restores the state that the checkpoint holds of it",

@@ -154,13 +154,15 @@ class _Cycle:
     def missing(self, expected: Set[Property]) -> set[Property]:
         """The expected events that did not occur although sources would have observed them."""
         absent = set(expected - self.last.keys())
+        if not absent:
+            return absent
         if HIDDEN in self.last:  # what has changed shows at the next call
             return absent & set(STATE_TOKENS)
         return {token for token in absent if COMPUTED not in self.last or token.object != FORWARD}
 
     def close(self) -> None:
         absent = self.missing(self.established)
-        self.absences = {prop: self.absences.get(prop, 0) + 1 for prop in absent}
+        self.absences = {prop: self.absences.get(prop, 0) + 1 for prop in absent} if absent else {}
         happened = self.last.keys() - {ACCUMULATES, EMPTIED, ZEROS_DROPPED, HIDDEN, COMPUTED}
         self.regular = set(happened) if self.count == 0 else self.regular - self.missing(self.regular)
         self.count += HIDDEN not in self.last
@@ -293,7 +295,9 @@ def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Pr
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
     missed = cycle.missing(expected)
-    failed = {prop for prop in missed if not _is_practice(prop) or cycle.absences.get(prop, 0) >= ESTABLISHED - 1}
+    failed = missed and {
+        prop for prop in missed if not _is_practice(prop) or cycle.absences.get(prop, 0) >= ESTABLISHED - 1
+    }
     effective = [token for token in happened if cycle.effects[token] and not token.detail]
     for first in effective:
         for second in effective:

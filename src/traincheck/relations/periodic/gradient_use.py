@@ -10,6 +10,7 @@ cleared. A gradient that leaves this path is lost, in any program:
 * an update uses a gradient that `DistributedDataParallel` has not averaged, because each backward ran under `no_sync`;
 * a gradient of a loss that a scaler has scaled is clipped, or updates parameters, before it is unscaled;
 * clipping changes a gradient after the update that used it;
+* an update uses the gradient of a loss that is NaN or infinite, or the program skips three of them in a row;
 * an optimizer steps with a learning rate of zero again and again.
 
 Note [What is meant so]
@@ -43,16 +44,20 @@ from traincheck.vocab.builtin_rules import (
     AFTER_UNSCALING,
     CLIPPED_IN_TIME,
     CLIPPED_LAST,
+    FINITE_LOSS,
     FIRST,
     FLOW,
     GRAD,
+    INFINITE_LOSS,
+    LOSS,
+    NOT_FINITE,
     SEEN_BY_CLIPPING,
     USED_BEFORE_CLEARED,
     WITH_A_RATE,
     sentence_of,
 )
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import NO_CALL, Call, Change, Window
+from traincheck.vocab.events import NO_CALL, Call, Change, Reading, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -64,6 +69,9 @@ COLLECTIVES = (
     "torch.distributed.reduce_scatter_tensor",
 )
 SCALER, SCALE, UNSCALE = (f"torch.amp.GradScaler.{method}" for method in ("step", "scale", "unscale_"))
+
+MAX_SKIPPED = 3
+"""Losses in a row that are not finite, from which it is an error also if no update uses them."""
 
 MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
@@ -93,6 +101,10 @@ class GradientUse(Part):
         self._is_scaled = False  # the program has scaled a loss since the last backward
         self._useful_clipping: set[int] = set()  # calls of this window that clipped gradients before their update
         self._spent: dict[str, int] = {}  # for gradients that were clipped too late: the call
+        self._infinite: dict[int, Reading] = {}  # of this window: losses that are not finite, by backward
+        self._unused_loss: Reading | None = None  # the last of them, whose gradients are there
+        self._used_loss: Reading | None = None  # the first of them whose gradients an update used
+        self._skipped_losses = 0  # such losses since the last update
         self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
 
     def forget(self) -> None:
@@ -106,6 +118,8 @@ class GradientUse(Part):
         for positions, change in in_order([(positions, change) for change, positions in window.change_groups]):
             self._follow(window, change, window.variables_at(positions), failures)
         yield from self._judge_clipping(window)
+        if self._infinite or self._skipped_losses:
+            yield from self._judge_losses(window)
         for (prop, seq), names in failures.items():
             if prop == CLIPPED_IN_TIME and seq in self._useful_clipping:
                 continue  # it clipped gradients of a later backward as well
@@ -118,6 +132,11 @@ class GradientUse(Part):
         """Note which backwards start from a scaled loss, and where gradients are unscaled or averaged."""
         self._scaled_backwards.clear()
         self._unscalings = [call.seq for call in calls_of(window, UNSCALE, SCALER)]
+        self._infinite = {
+            reading.call: reading
+            for reading in window.readings
+            if reading.kind == LOSS and reading.attribute == NOT_FINITE
+        }
         self._averages = [call.seq for call in calls_of(window, *COLLECTIVES)]  # the program may average by itself
         for call in calls_of(window, SCALE, BACKWARD) if self._is_scaled or window.calls_named.get(SCALE) else ():
             if call.levels[-1] == BACKWARD and self._is_scaled:
@@ -141,9 +160,12 @@ class GradientUse(Part):
             self._follow_data(change, call, names, failures)
         elif call is not None and _is_inside(call, UPDATE, window):
             self._flags.update(dict.fromkeys(names, 0))  # a closure of the update, which uses all of its gradients
+            self._used_loss = self._used_loss or self._infinite.get(change.call)
         elif call is not None and _is_inside(call, BACKWARD, window):
             return  # checkpointing computes a part again; the changes around the whole backward count
         elif api == BACKWARD and call is not None:
+            if change.call in self._infinite or change.before != "some":
+                self._unused_loss = self._infinite.get(change.call)
             if change.changed and change.after == "some" and value_of(call.result, "leaf_input") is not True:
                 self._fill(window, change, names, failures)
         elif change.before == "some" and change.after != "some":
@@ -184,6 +206,7 @@ class GradientUse(Part):
         self._flags = {name: flags & ~flag for name, flags in self._flags.items()}
 
     def _clear(self, change: Change, names: list[str] | tuple[str, ...], failures: _Failures) -> None:
+        self._unused_loss = None
         is_lost = value_of(change.context, "held") != "none" and value_of(change.context, "taken") is not True
         for name in names:
             flags = self._flags.get(name, 0)
@@ -210,6 +233,8 @@ class GradientUse(Part):
         is_use = call is not None and call.levels[-1] == UPDATE and value_of(change.context, "held") == "this"
         if not change.changed and not is_use:
             return
+        if is_use and self._unused_loss is not None:
+            self._used_loss, self._unused_loss = self._used_loss or self._unused_loss, None
         is_spent = is_use and value_of(change.context, "grad") == "some"
         for name in names:
             flags = self._flags.get(name, 0)
@@ -252,6 +277,21 @@ class GradientUse(Part):
                 self._reported.add((SEEN_BY_CLIPPING, clipping.site))
                 yield _occasion(window, SEEN_BY_CLIPPING, call.seq, (), site=clipping.site)
 
+    def _judge_losses(self, window: Window) -> Iterator[Occasion]:
+        """Yield an occasion for the first update that uses the gradients of a loss that is not finite. A program may
+        skip such updates, but not one after another."""
+        loss, self._used_loss = self._used_loss, None
+        note = "" if loss is None else f"the loss is {loss.value}"
+        updates = [(call.seq, None) for call in calls_of(window, UPDATE)]
+        for _, skipped in sorted([*updates, *self._infinite.items()]) if self._infinite else updates[:1]:
+            self._skipped_losses = 0 if skipped is None else self._skipped_losses + 1
+            if loss is None and skipped is not None and self._skipped_losses >= MAX_SKIPPED:
+                loss, note = skipped, f"the loss is {skipped.value}, and so were {MAX_SKIPPED - 1} before"
+        if loss is not None and (FINITE_LOSS, LOSS) not in self._reported:
+            self._reported.add((FINITE_LOSS, LOSS))
+            context, outcome = context_of((), window.stage), outcome_of(FINITE_LOSS, False)
+            yield Occasion(Subject(GRAD, FLOW), context, *outcome, loss.seq, (LOSS,), note=note)
+
     def _judge_rate(self, call: Call, window: Window) -> Iterator[Occasion]:
         is_idle = value_of(call.context, "lr") == "zero" and value_of(call.context, "grads") in ("some", "mixed")
         in_a_row = self._idle_rates.get(call.receiver, 0) + 1 if is_idle else 0
@@ -267,7 +307,7 @@ class GradientUse(Part):
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand.of_calls(SCALER, SCALE, UNSCALE, *COLLECTIVES)
+        return Demand.of_calls(SCALER, SCALE, UNSCALE, *COLLECTIVES) | Demand.of_readings(INFINITE_LOSS)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -25,7 +25,6 @@ from traincheck.vocab.builtin_rules import (
     EQUAL_LAYERS,
     IDLE,
     IDLE_AUTOCAST,
-    INFINITE_LOSS,
     KEEPS_STATE,
     KEPT_WEIGHTS,
     MEMORY,
@@ -121,7 +120,6 @@ _NOTES: Mapping[str, Callable[[Sequence[Reading]], str]] = {
     IDLE_AUTOCAST: lambda _: "the graph of the loss has matrix products in single precision, and no cast",
     MERGED_HEADS: lambda readings: f"a reshape of its result mixes heads and positions: {readings[0].value}",
     ONE_HEAD: lambda readings: str(readings[0].value),
-    INFINITE_LOSS: lambda readings: f"the loss is {readings[0].value}",
     COPIES: lambda _: "",
     REDUCED_GRADIENT: lambda readings: f"the collective combines the gradients of ranks by {readings[0].value}",
 }

@@ -42,6 +42,9 @@ _FIRST_BACKWARDS = 3
 """Backwards in whose graphs heads are looked at, see merged_heads.py and shared_heads.py: a program has these errors in
 each."""
 
+MAX_LOSSES = 100
+"""Losses of a run that are reported as not finite."""
+
 _ACCELERATE = "accelerate.accelerator"
 _MAX_CHAIN = 4
 """Multiplications and divisions by a number at the end of a loss: one for the scale, others for averaging."""
@@ -99,7 +102,7 @@ class AutogradSource:
         self._note_heads = recorder.guarded(self.name, self._note_merged_heads)
         self._reports_shared = demand.takes_reading(MODULE, SHARED_HEAD)
         self._note_shared = recorder.guarded(self.name, self._note_shared_heads)
-        self._reads_loss = demand.takes_reading(LOSS, NOT_FINITE)
+        self._losses_left = MAX_LOSSES if demand.takes_reading(LOSS, NOT_FINITE) else 0
         self._note_loss = recorder.guarded(self.name, self._note_infinite_loss)
         self._calls = self._states or demand.records_call(BACKWARD)
         self._requests: dict[tuple[str, ...], CallRequest | None] = {
@@ -184,7 +187,7 @@ class AutogradSource:
 
             with hidden_from_modes():
                 self._gradients.first_loss = loss_of_rank(loss)
-        if self._reads_loss:
+        if self._losses_left:
             self._note_loss(loss, opened.call)
         if self._autocast is not None and self._autocast.has_regions:
             self._autocast.backward_begins(loss, opened.call.seq)
@@ -197,7 +200,7 @@ class AutogradSource:
         return opened
 
     def _note_infinite_loss(self, loss: Any, call: OpenCall) -> None:
-        """Report the first loss that is NaN or infinite. A scaled loss in float16 may overflow: its update is left
+        """Report the first losses that are NaN or infinite. A scaled loss in float16 may overflow: its update is left
         out."""
         if not isinstance(loss, torch.Tensor) or loss.dtype is torch.float16:
             return
@@ -209,7 +212,7 @@ class AutogradSource:
 
         def conclude(fetched: list[float], next_seq: NextSeq) -> None:
             if not math.isfinite(fetched[0]):
-                self._reads_loss = False
+                self._losses_left = max(0, self._losses_left - 1)
                 self._recorder.record_reading(Reading(next_seq(), call.seq, LOSS, LOSS, NOT_FINITE, str(fetched[0])))
 
         self._recorder.transfers.when_ready(self.name, [value], conclude, call=call, events=1)

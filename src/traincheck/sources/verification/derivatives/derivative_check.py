@@ -75,10 +75,12 @@ class Difference:
         if not size:
             return f"{name} gets a gradient, but the loss does not depend on it"
         along = float((gradient * derivative).sum())
-        if along / (size * own) > 0.99:  # nearly the same direction
-            return f"the gradient of {name} is {along / size**2:.3g} times the derivative"
+        factor = f"{along / size**2:.3g}"
+        if along / (size * own) > 0.99 and factor != "1":  # nearly the same direction
+            return f"the gradient of {name} is {factor} times the derivative"
         difference = float((gradient - derivative).norm()) / size
-        text = f"{difference:.0%}" if difference < MANY else f"{difference:,.0f} times its size"
+        digits = 0 if difference > 0.05 else 1
+        text = f"{difference:.{digits}%}" if difference < MANY else f"{difference:,.0f} times its size"
         return f"the gradient of {name} differs from the derivative by {text}"
 
 

@@ -420,6 +420,9 @@ class DerivativeSource(ExperimentSource, RecorderListener):
             if verdict is Backward.CHOSEN:
                 reason = f"the backward of {function.cls.__name__} may replace a derivative on purpose"
                 return self._undecide(subject, reason)
+            if verdict is Backward.APPROXIMATE:
+                reason = f"the backward of {function.cls.__name__} differentiates on its own, and may approximate"
+                return self._undecide(subject, reason)
             if verdict is Backward.WRONG:
                 return self._blame(function, subject, found)
         writer = next((function for function in functions if function.overwrites), None)

@@ -6,11 +6,15 @@ and negates the gradient. Such a backward is no error: its author replaces a der
 Each element of the result then depends on the same element of the input, with a factor that is zero or one constant. A
 function is not blamed for the gradient of such an input, and then not for the gradients of other inputs either (the
 scale of a quantizer).
+
+A backward that differentiates something else than its forward computed approximates the derivative: the adjoint of a
+differential equation, or the fixed point of an iteration. Such a backward builds a graph of its own. It is not blamed
+for a small difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -20,6 +24,9 @@ from torch import nn
 from traincheck.sources.verification.derivatives.derivative_check import NEGLIGIBLE, ROUNDING, SMALL, Objective
 from traincheck.sources.verification.tape.tape import CannotExecute, Computation, CustomFunction, ModuleCall, Ref
 
+NEAR = 0.1
+"""The relative difference from which a backward that approximates is blamed."""
+
 
 class Backward(Enum):
     """What is known of the backward of a custom function."""
@@ -27,6 +34,7 @@ class Backward(Enum):
     RIGHT = "right"
     WRONG = "wrong"
     CHOSEN = "chosen"
+    APPROXIMATE = "approximate"
     UNKNOWN = "unknown"
 
 
@@ -57,21 +65,34 @@ def judge_backward(computation: Computation, function: CustomFunction) -> Backwa
         wrong = [index for index, product in products.items() if _is_wrong(product, returned[index])]
         if not wrong:
             return Backward.RIGHT
-        chosen = any(_is_chosen(computation, function, index) for index in wrong)
+        if any(_is_chosen(computation, function, index) for index in wrong):
+            return Backward.CHOSEN
     except (CannotExecute, RuntimeError):
         return Backward.UNKNOWN
-    return Backward.CHOSEN if chosen else Backward.WRONG
+    if function.differentiates and _is_near(products, returned):
+        return Backward.APPROXIMATE
+    return Backward.WRONG
 
 
 def _is_wrong(product: _Product, returned: torch.Tensor | None) -> bool:
-    exact = product.value
-    if returned is None:
-        own = torch.zeros_like(exact)
-    else:
-        own = returned.detach().double()
-        own = own if own.shape == exact.shape else own.sum_to_size(exact.shape)  # as autograd does
+    exact, own = product.value, _like(product.value, returned)
     size = float(exact.norm())
     return float((own - exact).norm()) > SMALL * max(size, float(own.norm())) + ROUNDING * product.noise
+
+
+def _like(exact: torch.Tensor, returned: torch.Tensor | None) -> torch.Tensor:
+    """A gradient that a backward returned in the form of the derivative."""
+    if returned is None:
+        return torch.zeros_like(exact)
+    own = returned.detach().double()
+    return own if own.shape == exact.shape else own.sum_to_size(exact.shape)  # as autograd does
+
+
+def _is_near(products: Mapping[int, _Product], returned: Sequence[torch.Tensor | None]) -> bool:
+    """Whether the gradients of all inputs together differ little from the derivatives."""
+    pairs = [(product.value, _like(product.value, returned[index])) for index, product in products.items()]
+    difference = sum(float((own - exact).square().sum()) for exact, own in pairs)
+    return difference <= NEAR**2 * sum(float(exact.square().sum()) for exact, _ in pairs)
 
 
 def input_numbers(function: CustomFunction) -> dict[int, int]:

@@ -82,18 +82,22 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 def follow_backward(
-    node: Any, keep: Callable[[Gradients, Gradients, bool], None], has_room: Callable[[int], bool]
+    node: Any, keep: Callable[[Gradients, Gradients, bool, bool], None], has_room: Callable[[int], bool]
 ) -> list[Any]:
     """Hook a node before and after its backward; return the handles of the hooks. They `keep` the gradients that it got
-    and those that it returned, in copies (this backward may write to the ones, and the next to the others), and whether
-    it changed those that it got."""
+    and those that it returned, in copies (this backward may write to the ones, and the next to the others), whether it
+    changed those that it got, and whether it built a graph to differentiate."""
     kept: list[Gradients] = []
+    number = getattr(torch.autograd, "_get_sequence_nr", int)
+    begins = 0
 
     def copied(gradients: Sequence[torch.Tensor | None]) -> Gradients:
         with hidden_from_modes():
             return tuple(None if gradient is None else gradient.detach().clone() for gradient in gradients)
 
     def before(got: Sequence[torch.Tensor | None]) -> None:
+        nonlocal begins
+        begins = number()
         with contextlib.suppress(Exception):
             kept[:] = [copied(got)] if has_room(_bytes(got)) else []
 
@@ -102,7 +106,7 @@ def follow_backward(
             if kept and has_room(_bytes(returned)):
                 with hidden_from_modes():
                     changed = any(not _equal(old, new) for old, new in zip(kept[0], got, strict=True))
-                keep(kept[0], copied(returned), changed)
+                keep(kept[0], copied(returned), changed, number() > begins)
 
     return [node.register_prehook(before), node.register_hook(after)]
 

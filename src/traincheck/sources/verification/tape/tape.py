@@ -135,8 +135,8 @@ class CustomFunction:
     `inputs` are the sources of its tensors, in their order; None for one that requires no gradient. `outputs` are the
     sources of its results that the program used, by their index. A `transparent` function runs code of the program
     (reentrant checkpointing). `gradients` are the gradients that its backward got and returned; it `overwrites` those
-    that it got if it changed them. A function `has_kernel` if torch does not see how its results are computed, see Note
-    [Functions as one operation] in repeated_calls.py.
+    that it got if it changed them, and `differentiates` if it built a graph of its own. A function `has_kernel` if
+    torch does not see how its results are computed, see Note [Functions as one operation] in repeated_calls.py.
     """
 
     cls: type
@@ -147,12 +147,17 @@ class CustomFunction:
     outputs: dict[int, Source] = field(default_factory=dict)
     gradients: tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]] | None = None
     overwrites: bool = False
+    differentiates: bool = False
 
     def keep(
-        self, got: Sequence[torch.Tensor | None], returned: Sequence[torch.Tensor | None], overwrites: bool
+        self,
+        got: Sequence[torch.Tensor | None],
+        returned: Sequence[torch.Tensor | None],
+        overwrites: bool,
+        differentiates: bool,
     ) -> None:
-        """Keep what its backward got and returned, and whether it changed what it got."""
-        self.gradients, self.overwrites = (got, returned), overwrites
+        """Keep what its backward got and returned, whether it changed what it got, and whether it built a graph."""
+        self.gradients, self.overwrites, self.differentiates = (got, returned), overwrites, differentiates
 
 
 @dataclass(slots=True)
