@@ -240,6 +240,21 @@ def test_a_call_is_expected_once_it_is_established() -> None:
     assert failed == [False] * (len(late) - 1) + [True], "a loop may leave out some calls"
 
 
+def test_a_backward_without_an_update_only_looks_at_gradients() -> None:
+    def step(training: bool) -> str:
+        mode = f'args={{"training":{str(training).lower()}}}'
+        call = f'\n  module net.Net.forward < {MODEL} receiver=Net context={{"parametric":true}} {mode}'
+        return call + clear() + backward()
+
+    cycle, trains = Subject(BACKWARD, "cycle"), Property(PRECEDED_BY, MODEL, "training=True")
+    good, looks, wrong = step(True) + update(), step(False), step(False) + update()
+    rest = [*[looks] * 9, *[good] * 4, *[wrong] * 2]
+    occasions = of(APISequence, windows(*[good] * (ESTABLISHED + 2), *rest), cycle)
+    failed = [{prop.detail or prop.object for prop in occasion.failed or ()} for occasion in occasions]
+    assert not any(trains.detail in names for names in failed[:-1]) and trains.detail in failed[-1]
+    assert [number for number, names in enumerate(failed) if STEP in names] == [*range(7, 14)]
+
+
 def test_the_order_of_two_calls_that_change_the_same_state() -> None:
     right = Property(PRECEDED_BY, ZERO_GRAD, f"then {BACKWARD}")
     wrong = Property(PRECEDED_BY, BACKWARD, f"then {ZERO_GRAD}")

@@ -12,12 +12,13 @@ Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
 is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. It is
 missed if it is absent from as many cycles in a row: a program may skip updates whose gradients are not finite, or whose
-batches did not fit into memory. A call without a receiver, like a backward, begins anew where it touches parameters of
-an optimizer for the first time, or is first called inside its step: a program may train several models one after
-another, each with a loop of its own, or one model with Adam and then with L-BFGS, whose step calls backward several
-times. A change of state is expected where a program needs it. Gradients are cleared in a cycle whose backward adds to
-them (a program that writes gradients by hand need not). They are filled once they were set to none. See Note [Means and
-ends] in event_contain/relation.py.
+batches did not fit into memory. An argument is missed in the second cycle. Where a program that always updates calls
+backward without an update, it looks at gradients, perhaps in evaluation mode, and nothing else is missed. A call
+without a receiver, like a backward, begins anew where it touches parameters of an optimizer for the first time, or is
+first called inside its step: a program may train several models one after another, each with a loop of its own, or one
+model with Adam and then with L-BFGS, whose step calls backward several times. A change of state is expected where a
+program needs it. Gradients are cleared in a cycle whose backward adds to them (a program that writes gradients by hand
+need not). They are filled once they were set to none. See Note [Means and ends] in event_contain/relation.py.
 
 Note [Order that matters]
 Two calls in a cycle are put in order (`then`) only if both changed the same kind of state in it, as `zero_grad` and
@@ -73,6 +74,7 @@ are not properties: they show that sources did not observe all calls."""
 
 OPTIMIZER = "torch.optim.Optimizer"
 UPDATE = f"{OPTIMIZER}.step"
+_UPDATES = Property(PRECEDED_BY, UPDATE)
 
 
 ESTABLISHED = 3
@@ -151,6 +153,11 @@ class _Cycle:
         if token.variables:
             self.variables.update(token.variables)
 
+    @property
+    def only_looks(self) -> bool:
+        """Whether a program that always updates has not updated: it looks at gradients, which are no training."""
+        return _UPDATES in self.established and _UPDATES not in self.last
+
     def missing(self, expected: Set[Property]) -> set[Property]:
         """The expected events that did not occur although sources would have observed them."""
         absent = set(expected - self.last.keys())
@@ -161,8 +168,11 @@ class _Cycle:
         return {token for token in absent if COMPUTED not in self.last or token.object != FORWARD}
 
     def close(self) -> None:
-        absent = self.missing(self.established)
-        self.absences = {prop: self.absences.get(prop, 0) + 1 for prop in absent} if absent else {}
+        if self.only_looks:
+            self.absences[_UPDATES] = self.absences.get(_UPDATES, 0) + 1
+        else:
+            absent = self.missing(self.established)
+            self.absences = {prop: self.absences.get(prop, 0) + 1 for prop in absent} if absent else {}
         happened = self.last.keys() - {ACCUMULATES, EMPTIED, ZEROS_DROPPED, HIDDEN, COMPUTED}
         self.regular = set(happened) if self.count == 0 else self.regular - self.missing(self.regular)
         self.count += HIDDEN not in self.last
@@ -266,6 +276,13 @@ def _is_practice(prop: Property) -> bool:
     return prop not in STATE_TOKENS and not prop.detail
 
 
+def _is_missed(prop: Property, cycle: _Cycle) -> bool:
+    """Whether a call that the cycle does not have was absent before."""
+    if cycle.only_looks and prop != _UPDATES:
+        return False
+    return cycle.absences.get(prop, 0) + 1 >= (ESTABLISHED if _is_practice(prop) else ESTABLISHED - 1)
+
+
 def _is_inside(token: _Token, call: Call, window: Window) -> bool:
     """Whether the event belongs to a call that `call` made, and not to `call` itself."""
     if token.call is not None and token.parent == call.seq:
@@ -295,9 +312,7 @@ def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Pr
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
     missed = cycle.missing(expected)
-    failed = missed and {
-        prop for prop in missed if not _is_practice(prop) or cycle.absences.get(prop, 0) >= ESTABLISHED - 1
-    }
+    failed = missed and {prop for prop in missed if prop in STATE_TOKENS or _is_missed(prop, cycle)}
     effective = [token for token in happened if cycle.effects[token] and not token.detail]
     for first in effective:
         for second in effective:
