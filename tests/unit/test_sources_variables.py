@@ -690,3 +690,15 @@ def test_parts_that_were_called_before_they_had_a_model_have_names_of_their_own(
         (first(torch.ones(2, 3)) + second(torch.ones(2, 3))).sum().backward()
         optimizer.step()
     assert len(recorded(seen.changes, "parameter.grad")) == 8
+
+
+def test_new_layers_of_a_grown_model_have_names_of_their_own() -> None:
+    with observing() as seen:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        learn(model, optimizer)
+        model = nn.Sequential(model[0], nn.Linear(3, 3), model[1])
+        optimizer.add_param_group({"params": model[1].parameters()})
+        seen.changes.clear()
+        learn(model, optimizer)
+    assert len(recorded(seen.changes, "parameter.grad")) == 6

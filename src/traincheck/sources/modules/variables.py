@@ -305,11 +305,11 @@ class VariableCatalog:
                     raise  # another thread is building the module, which gets its name when it is used
 
     def _prefixes(self) -> set[str]:
-        """The first parts of the names of parameters in living models. What was a model may be a part of one now."""
+        """The first parts of the names of parameters in living modules. What was a model may be a part of one now."""
         return {
             variable.name.partition(".")[0]
             for variable in list(self._variables.values())
-            if variable.owned and variable.root is not None and variable.root() is not None
+            if variable.owned and variable.module is not None and variable.module() is not None
         }
 
     def _drop_dead(self) -> None:
