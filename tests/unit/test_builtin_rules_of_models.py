@@ -280,6 +280,22 @@ def layers_share_a_weight() -> None:
     stacked(blocks=layers)
 
 
+class Mixing(nn.Module):
+    """Begins as the identity (hyper-connections)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def layers_start_with_the_same_pattern() -> None:
+    """The program sets its seed, and nothing draws numbers between two layers."""
+    stacked(blocks=[nn.Sequential(Mixing()), nn.Sequential(Mixing())])
+
+
 def layers_are_initialised_on_another_device() -> None:
     """On the meta device, as on an accelerator, no layer draws from the generator of the CPU."""
     with torch.device("meta"):
@@ -431,6 +447,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         layers_are_copies,
         layers_take_their_weights_from_others,
         layers_share_a_weight,
+        layers_start_with_the_same_pattern,
         layers_are_initialised_on_another_device,
         an_average_is_evaluated,
         the_model_is_evaluated,
