@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from traincheck.relations.api_sequence.relation import ESTABLISHED, APISequence
 from traincheck.relations.base import possible, short, transitions
 from traincheck.relations.event_contain.relation import WITHIN, EventContain
@@ -240,19 +242,23 @@ def test_a_call_is_expected_once_it_is_established() -> None:
     assert failed == [False] * (len(late) - 1) + [True], "a loop may leave out some calls"
 
 
-def test_a_backward_without_an_update_only_looks_at_gradients() -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_a_backward_without_an_update_only_looks_at_gradients(training: bool) -> None:
+    """In training mode, the update is missed."""
+
     def step(training: bool) -> str:
         mode = f'args={{"training":{str(training).lower()}}}'
         call = f'\n  module net.Net.forward < {MODEL} receiver=Net context={{"parametric":true}} {mode}'
         return call + clear() + backward()
 
     cycle, trains = Subject(BACKWARD, "cycle"), Property(PRECEDED_BY, MODEL, "training=True")
-    good, looks, wrong = step(True) + update(), step(False), step(False) + update()
-    rest = [*[looks] * 9, *[good] * 4, *[wrong] * 2]
-    occasions = of(APISequence, windows(*[good] * (ESTABLISHED + 2), *rest), cycle)
-    failed = [{prop.detail or prop.object for prop in occasion.failed or ()} for occasion in occasions]
-    assert not any(trains.detail in names for names in failed[:-1]) and trains.detail in failed[-1]
-    assert [number for number, names in enumerate(failed) if STEP in names] == [*range(7, 14)]
+    good, wrong = step(True) + update(), step(False) + update()
+    steps = windows(*[good] * (ESTABLISHED + 2), *[step(training)] * 9, *[good] * 4, wrong)
+    occasions = of(APISequence, steps, cycle)
+    failed = {(occasion.seq, prop) for occasion in occasions for prop in occasion.failed or ()}
+    assert {seq for seq, prop in failed if prop == trains} == {steps[-1].calls_named[BACKWARD][0].seq}
+    looked = [step.calls_named[BACKWARD][0].seq for step in steps[ESTABLISHED + 2 :][ESTABLISHED:10]]
+    assert [seq for seq, prop in sorted(failed) if prop.object == STEP] == (looked if training else [])
 
 
 def test_the_order_of_two_calls_that_change_the_same_state() -> None:

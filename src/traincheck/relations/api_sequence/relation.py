@@ -12,13 +12,13 @@ Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
 is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. It is
 missed if it is absent from as many cycles in a row: a program may skip updates whose gradients are not finite, or whose
-batches did not fit into memory. An argument is missed in the second cycle. Where a program that always updates calls
-backward without an update, it looks at gradients, perhaps in evaluation mode, and nothing else is missed. A call
-without a receiver, like a backward, begins anew where it touches parameters of an optimizer for the first time, or is
-first called inside its step: a program may train several models one after another, each with a loop of its own, or one
-model with Adam and then with L-BFGS, whose step calls backward several times. A change of state is expected where a
-program needs it. Gradients are cleared in a cycle whose backward adds to them (a program that writes gradients by hand
-need not). They are filled once they were set to none. See Note [Means and ends] in event_contain/relation.py.
+batches did not fit into memory. Where a program that always updates calls backward without an update, it looks at
+gradients: nothing else is missed then, and in evaluation mode no update either. A call without a receiver, like a
+backward, begins anew where it touches parameters of an optimizer for the first time, or is first called inside its
+step: a program may train several models one after another, each with a loop of its own, or one model with Adam and then
+with L-BFGS, whose step calls backward several times. A change of state is expected where a program needs it. Gradients
+are cleared in a cycle whose backward adds to them (a program that writes gradients by hand need not). They are filled
+once they were set to none. See Note [Means and ends] in event_contain/relation.py.
 
 Note [Order that matters]
 Two calls in a cycle are put in order (`then`) only if both changed the same kind of state in it, as `zero_grad` and
@@ -74,7 +74,7 @@ are not properties: they show that sources did not observe all calls."""
 
 OPTIMIZER = "torch.optim.Optimizer"
 UPDATE = f"{OPTIMIZER}.step"
-_UPDATES = Property(PRECEDED_BY, UPDATE)
+_UPDATES, _TRAINS = Property(PRECEDED_BY, UPDATE), Property(PRECEDED_BY, FORWARD, "training=True")
 
 
 ESTABLISHED = 3
@@ -84,6 +84,7 @@ practice."""
 
 _NONE: Mapping[str, None] = {}
 _NOTHING: frozenset[str] = frozenset()
+_NO_PROPERTIES: frozenset[Property] = frozenset()
 
 
 class _Token(NamedTuple):
@@ -158,6 +159,11 @@ class _Cycle:
         """Whether a program that always updates has not updated: it looks at gradients, which are no training."""
         return _UPDATES in self.established and _UPDATES not in self.last
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether a program that trains in training mode called no model in it."""
+        return _TRAINS in self.established and _TRAINS not in self.last
+
     def missing(self, expected: Set[Property]) -> set[Property]:
         """The expected events that did not occur although sources would have observed them."""
         absent = set(expected - self.last.keys())
@@ -169,7 +175,7 @@ class _Cycle:
 
     def close(self) -> None:
         if self.only_looks:
-            self.absences[_UPDATES] = self.absences.get(_UPDATES, 0) + 1
+            self.absences[_UPDATES] = self.absences.get(_UPDATES, 0) + (not self.evaluates)
         else:
             absent = self.missing(self.established)
             self.absences = {prop: self.absences.get(prop, 0) + 1 for prop in absent} if absent else {}
@@ -193,6 +199,7 @@ class APISequence:
         self._subjects: BoundedCache[tuple[str, ...], tuple[Subject, ...]] = BoundedCache()
         self._cycles: dict[tuple[str, str], _Cycle] = {}
         self._next_index = 0
+        self._late: list[Occasion] = []  # of the last backward, to be judged if an update follows
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         if window.index != self._next_index:
@@ -208,8 +215,12 @@ class APISequence:
                 cycle.note(token)
         while running:
             yield from self._judge(*running.pop(), window)
+        self._late.clear()
 
     def _judge(self, call: Call, optimizers: frozenset[str], window: Window) -> Iterator[Occasion]:
+        if self._late and call.levels[-1] in (BACKWARD, UPDATE):
+            late, self._late = self._late, []
+            yield from late if call.levels[-1] == UPDATE else ()
         for subject in self._subjects_of(call.levels):
             cycle = self._cycles.get((subject.api, call.receiver))
             if cycle is None or not cycle.touches(optimizers):
@@ -218,8 +229,13 @@ class APISequence:
                 self._cycles[subject.api, call.receiver] = _Cycle(call, known)
                 continue
             held, failed = _judge_cycle(cycle, Property(PRECEDED_BY, call.levels[-1]))
-            context = context_of(call.context, window.stage)
-            yield Occasion(subject, context, held, failed, call.seq, tuple(cycle.variables))
+            context, variables = context_of(call.context, window.stage), tuple(cycle.variables)
+            if failed and subject.api == BACKWARD and _UPDATES in cycle.established:
+                arguments = {prop for prop in failed if "=" in prop.detail}
+                if arguments:
+                    self._late.append(Occasion(subject, context, _NO_PROPERTIES, arguments, call.seq, variables))
+                    failed -= arguments
+            yield Occasion(subject, context, held, failed, call.seq, variables)
             cycle.close()
 
     def _subjects_of(self, levels: tuple[str, ...]) -> tuple[Subject, ...]:
@@ -277,10 +293,9 @@ def _is_practice(prop: Property) -> bool:
 
 
 def _is_missed(prop: Property, cycle: _Cycle) -> bool:
-    """Whether a call that the cycle does not have was absent before."""
-    if cycle.only_looks and prop != _UPDATES:
-        return False
-    return cycle.absences.get(prop, 0) + 1 >= (ESTABLISHED if _is_practice(prop) else ESTABLISHED - 1)
+    """Whether a call that the cycle does not have was absent from those before."""
+    looks = cycle.only_looks and (prop != _UPDATES or cycle.evaluates)
+    return cycle.absences.get(prop, 0) + 1 >= ESTABLISHED and not looks
 
 
 def _is_inside(token: _Token, call: Call, window: Window) -> bool:
@@ -312,7 +327,9 @@ def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Pr
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
     missed = cycle.missing(expected)
-    failed = missed and {prop for prop in missed if prop in STATE_TOKENS or _is_missed(prop, cycle)}
+    if missed and missed.isdisjoint(STATE_TOKENS):  # else a call that is absent explains what was not done
+        missed = {prop for prop in missed if not _is_practice(prop) or _is_missed(prop, cycle)}
+    failed = missed
     effective = [token for token in happened if cycle.effects[token] and not token.detail]
     for first in effective:
         for second in effective:

@@ -300,7 +300,7 @@ def leading_floats(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def is_varied(elements: torch.Tensor) -> bool:
     """Whether so many elements differ that equal ones elsewhere are no chance."""
-    count = elements.numel()
+    count = int(elements.numel())
     return count >= _ENOUGH_FLOATS and len(elements.float().unique()) * 2 > count  # ones and zeros are set on purpose
 
 
