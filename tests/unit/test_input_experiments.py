@@ -561,6 +561,31 @@ def test_codes_of_a_discrete_autoencoder_may_hold_the_target(sees: int, one_hot:
     assert verdicts == {DISAGREES if sees else UNDECIDED}
 
 
+class Means(nn.Module):
+    def forward(self, heads: torch.Tensor) -> torch.Tensor:
+        return heads.mean(1)
+
+
+class Merged(nn.Module):
+    """Predicts each token from the earlier ones and from heads of the next one, which a module merges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.decoder = nn.Embedding(WORDS, WIDTH), Transformer(0)
+        self.decoder.embedding = nn.Identity()
+        self.means = Means()
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(words) + torch.linspace(0, 1, LENGTH)[:, None]
+        heads = x.roll(-1, 1).unflatten(2, (4, -1)).transpose(1, 2)
+        return self.decoder(x + self.means(heads).repeat(1, 1, 4))
+
+
+def test_fewer_vectors_are_no_codes(tmp_path: Path) -> None:
+    verdicts, _, _ = failing(tmp_path, Merged(), tokens, next_word_loss)
+    assert verdicts == {DISAGREES}
+
+
 def test_a_source_may_hold_the_target(tmp_path: Path) -> None:
     """The decoder translates each sequence into itself, without its first token."""
     words: list[torch.Tensor] = []

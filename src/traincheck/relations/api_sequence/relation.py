@@ -84,7 +84,6 @@ practice."""
 
 _NONE: Mapping[str, None] = {}
 _NOTHING: frozenset[str] = frozenset()
-_NO_PROPERTIES: frozenset[Property] = frozenset()
 
 
 class _Token(NamedTuple):
@@ -233,7 +232,7 @@ class APISequence:
             if failed and subject.api == BACKWARD and _UPDATES in cycle.established:
                 arguments = {prop for prop in failed if "=" in prop.detail}
                 if arguments:
-                    self._late.append(Occasion(subject, context, _NO_PROPERTIES, arguments, call.seq, variables))
+                    self._late.append(Occasion(subject, context, frozenset(), arguments, call.seq, variables))
                     failed -= arguments
             yield Occasion(subject, context, held, failed, call.seq, variables)
             cycle.close()
@@ -326,10 +325,9 @@ def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Pr
         expected |= {CLEARED} if must_clear else {CLEARED} & happened
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
-    missed = cycle.missing(expected)
-    if missed and missed.isdisjoint(STATE_TOKENS):  # else a call that is absent explains what was not done
-        missed = {prop for prop in missed if not _is_practice(prop) or _is_missed(prop, cycle)}
-    failed = missed
+    failed = cycle.missing(expected)
+    if failed and failed.isdisjoint(STATE_TOKENS):  # else a call that is absent explains what was not done
+        failed = {prop for prop in failed if not _is_practice(prop) or _is_missed(prop, cycle)}
     effective = [token for token in happened if cycle.effects[token] and not token.detail]
     for first in effective:
         for second in effective:

@@ -279,7 +279,7 @@ class GradientUse(Part):
 
     def _judge_losses(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for the first update that uses the gradients of a loss that is not finite. A program may
-        skip such updates, but not one after another."""
+        skip such updates, but not `MAX_SKIPPED` in a row."""
         loss, self._used_loss = self._used_loss, None
         note = "" if loss is None else f"the loss is {loss.value}"
         updates = [(call.seq, None) for call in calls_of(window, UPDATE)]

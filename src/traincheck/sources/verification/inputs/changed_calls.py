@@ -28,7 +28,9 @@ from traincheck.sources.verification.inputs.next_token import Shift, first_row
 MAX_HELD = 512 * 1024**2
 """Bytes of outputs of inner modules that are held to locate a difference."""
 MAX_LEVELS, LEVELS_APART = 16, 1000
-"""The most values of an element in a code, and how many parts of the largest value count as one."""
+"""The most values of an element in a code, and into how many parts the largest value is divided to compare them."""
+MAX_COMPARED = 1 << 22
+"""Elements of a tensor that are compared, those of the first vectors."""
 
 
 class _ModuleCall(NamedTuple):
@@ -278,18 +280,19 @@ def _is_sample_vector(tensor: torch.Tensor, samples: int, positions: Sequence[in
 
 def _is_quantized(tensor: torch.Tensor, given: Sequence[torch.Tensor]) -> bool:
     """Whether a module returns one of few values or vectors for each of many, as codes of a discrete autoencoder."""
-    values, vectors = _distinct(tensor)
-    others = [_distinct(other) for other in given]
-    return any(values <= MAX_LEVELS < levels or vectors * 2 <= rows for levels, rows in others) and vectors > 1
+    compared = [t for t in (tensor, *given) if t.is_floating_point() and t.dim() > 1 and t.numel()]
+    if len(compared) < 2 or compared[0] is not tensor:
+        return False
+    rows = max(2, MAX_COMPARED // max(t.shape[-1] for t in compared))
+    (values, share), *others = (_distinct(t.detach().flatten(0, -2)[:rows]) for t in compared)
+    return any(values <= MAX_LEVELS < levels or 2 * share <= most for levels, most in others)
 
 
-def _distinct(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return how many distinct values and vectors a tensor has, apart from rounding; none if it has no vectors."""
-    if not tensor.is_floating_point() or tensor.dim() < 2 or not tensor.numel():
-        return 0, 0
-    values = tensor.detach().double()
+def _distinct(vectors: torch.Tensor) -> tuple[int, float]:
+    """Return how many distinct values there are, and the share of distinct vectors, both apart from rounding."""
+    values = vectors.double()
     levels = (values / values.abs().max() * LEVELS_APART).round()  # a straight-through estimator adds rounding
-    return len(levels.unique()), len(levels.flatten(0, -2).unique(dim=0))
+    return len(levels.unique()), len(levels.unique(dim=0)) / len(levels)
 
 
 def _held_or(leaf: Any, held: Iterator[torch.Tensor | None]) -> Any:
