@@ -180,6 +180,14 @@ def test_a_call_behind_an_evaluation_that_is_not_watched_is_not_missed() -> None
         assert (3, 3) not in step_pairs and all(left == right for left, right in step_pairs)
 
 
+def test_a_call_in_an_evaluation_before_the_first_watched_step_counts() -> None:
+    evaluates = ["train 1 *2", "train 2 *2", "train 3 *2", "eval 3 *1", "train 4 *2", "train 5 *2", "train 6 *2"]
+    goes_on = ["train 1 *2", "train 2 *2", "train 3 *2", "train 4 *3", "train 5 *2", "train 6 *2"]
+    first, second = watched(together(*evaluates), 4, 5), watched(together(*goes_on), 4, 5)
+    assert [window.stage for window in first] == ["eval", "train", "train"]
+    assert steps_of(first, second) == [(5, 5)]
+
+
 def test_a_rank_that_joins_the_others_out_of_sight_is_not_compared_any_more() -> None:
     alone = ["setup 0", *(f"train {step}" for step in range(1, 31)), *(f"train {step} *2" for step in range(31, 50))]
     others = ["setup 0 *1", *(f"train {step} *2" for step in range(1, 20))]

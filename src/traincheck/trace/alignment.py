@@ -86,6 +86,7 @@ class _Head(NamedTuple):
     window: Window
     together: int
     gap: bool  # windows are missing before it
+    is_doubtful: bool  # evaluations before it may be missing, so its occurrence is unknown
 
 
 class _Rank:
@@ -109,9 +110,11 @@ class _Rank:
         """The next window, or None."""
         if self._lost:
             return None
-        if not self._heads:
-            self._read()
-        return self._heads[0] if self._heads else None
+        while self._heads or self._read():
+            if not self._heads[0].is_doubtful:
+                return self._heads[0]
+            self.drop()  # its calls count, wherever the other ranks make them
+        return None
 
     @property
     def missed(self) -> bool:
@@ -212,7 +215,7 @@ def _elsewhere(ranks: Sequence[_Rank]) -> bool:
 
 
 def _heads(windows: Iterable[Window]) -> Iterator[_Head]:
-    """Yield the windows of one process with their positions; windows with an uncertain position are skipped."""
+    """Yield the windows of one process with their positions."""
     seen: dict[str, int] = {}
     step = following = counted = 0
     doubtful = False
@@ -228,10 +231,9 @@ def _heads(windows: Iterable[Window]) -> Iterator[_Head]:
         elif index != following:
             doubtful = True
         following = index + 1
-        if doubtful and stage == EVAL:
-            continue
         occurrence = seen.get(stage, 0)
         seen[stage] = occurrence + 1
         together = len([call for call in window.calls if call.levels[0] in COLLECTIVES and not group_of(call)])
-        yield _Head((step, _NUMBER_OF_STAGE[stage], occurrence), window, together, index != counted)
+        is_doubtful = doubtful and stage == EVAL
+        yield _Head((step, _NUMBER_OF_STAGE[stage], occurrence), window, together, index != counted, is_doubtful)
         counted = following
