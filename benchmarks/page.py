@@ -26,8 +26,8 @@ them except the soak, which takes an hour and a half. The detection of faulty ha
 COST = """
 ## Cost of observing
 
-`python -m benchmarks.overhead` runs the plain program, `traincheck collect` and `traincheck run` in turns. A ratio is the
-step time divided by the plain step time of the same round, as the median over the rounds, with minimum and maximum. The
+`python -m benchmarks.overhead` runs the plain program, `traincheck collect` and `traincheck run --budget 1/1` in turns. A
+ratio is the step time divided by the plain step time of the same round, as the median over the rounds, with minimum and maximum. The
 table has the ratio of the median step and of the mean step. They differ for short steps, because TrainCheck handles
 several short steps together. The book of `run` comes from two runs of the same program, and every step is checked. Bytes
 a step are the size of the recording divided by the number of steps. A checked run records only a part of its steps, so

@@ -44,7 +44,7 @@ MODES = ("plain", "collect", "run", "unwatched", "operations", "every 10")
 """`unwatched` times only unwatched steps. `operations` records for `traincheck compare`. The figure of `every 10` is
 the mean step, because its median step is not watched."""
 WORKLOADS = ("cnn", "gpt", "gpt_20m", "lstm", "gan", "accumulation", "hf_trainer", "ddp")
-SAMPLED = {"unwatched": "1000000", "every 10": "10"}
+SAMPLED = {"run": "1", "unwatched": "1000000", "every 10": "10"}
 TIMED_FROM = "10"
 """The first steps are not timed, see workloads/timing.py; they are watched."""
 

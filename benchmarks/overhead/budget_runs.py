@@ -1,4 +1,4 @@
-"""Measures whether `traincheck run --budget 1%` keeps to its share in wall time, over whole runs."""
+"""Measures whole runs: whether `--budget 1%` keeps to its share in wall time, and what the default budget costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ thread, with all steps of the run:
 |---|---|---|---|
 """
 LENGTHS_HEAD = """
-Short and long runs with `--budget 1%`:
+Short and long runs without `--budget`: TrainCheck watches the first 200 steps, and then as many as fit into 5 % of the
+time:
 
 | workload | {lengths} |
 |---|{lines}|
@@ -44,17 +45,20 @@ def measure_budget(
     name: str, script: Path, book: Path, rounds: int, plain_step: float, scratch: Path
 ) -> dict[str, Any]:
     """The figures of one workload: `one_percent`, and `lengths` by the number of steps."""
-    results: dict[str, Any] = {"one_percent": _measure(script, book, rounds, steps_of(plain_step), scratch)}
+    percent = ["--budget", "1%"]
+    results: dict[str, Any] = {"one_percent": _measure(script, book, rounds, steps_of(plain_step), scratch, percent)}
     if name in OF_LENGTHS:
-        results["lengths"] = {str(steps): _measure(script, book, rounds, steps, scratch)["ratio"] for steps in LENGTHS}
+        results["lengths"] = {
+            str(steps): _measure(script, book, rounds, steps, scratch, [])["ratio"] for steps in LENGTHS
+        }
     return results
 
 
-def _measure(script: Path, book: Path, rounds: int, steps: int, scratch: Path) -> dict[str, Any]:
+def _measure(script: Path, book: Path, rounds: int, steps: int, scratch: Path, budget: list[str]) -> dict[str, Any]:
     means: dict[str, list[float]] = {"plain": [], "run": []}
     metered: list[float] = []
     folder = scratch / "one-percent"
-    words = ["--budget", "1%", "--fail-on", "never", "--book", str(book), "-o", str(folder)]
+    words = [*budget, "--fail-on", "never", "--book", str(book), "-o", str(folder)]
     environ = {**os.environ, "BENCH_STEPS": str(steps)}
     for number in range(rounds):
         means["plain"].append(timed([sys.executable, str(script)], scratch, environ)["mean_step"])
@@ -62,7 +66,7 @@ def _measure(script: Path, book: Path, rounds: int, steps: int, scratch: Path) -
         metered.append(_own_meter(folder) / means["plain"][-1])
         shutil.rmtree(folder)
         ratios = f"{means['run'][-1] / means['plain'][-1]:.3f}x"
-        print(f"{script.stem} --budget 1%, {steps} steps, round {number}: {ratios}", file=sys.stderr, flush=True)
+        print(f"{script.stem} {' '.join(budget)} {steps} steps, round {number}: {ratios}", file=sys.stderr, flush=True)
     return {
         "steps": steps,
         "ratio": ratio(means["run"], means["plain"]),

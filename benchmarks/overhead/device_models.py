@@ -30,7 +30,7 @@ COMPILED = "_compiled"
 DEVICE_WORKLOADS = tuple(f"gpt_{model}{compiled}" for model in MODELS for compiled in ("", COMPILED))
 DEFAULT = DEVICE_WORKLOADS[:4]
 MODES = {
-    "run": ["run"],
+    "run": ["run", "--budget", "1/1"],
     "budget": ["run", "--budget", "1%,first=10"],
     "collect": ["collect"],
     "verify": ["run", "--verify-every", str(VERIFY_EVERY)],

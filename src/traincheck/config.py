@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from traincheck.errors import BadOption
-from traincheck.options import OPERATIONS, OPTIONS, Option, Value
+from traincheck.options import AROUND_FINDINGS, OPERATIONS, OPTIONS, Option, Value
 
 TABLE = "[tool.traincheck]"
 DEFAULT = "default"
@@ -72,6 +72,12 @@ class Config:
     whole_values: str = ""
     origins: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def watched(self) -> Budget:
+        """The steps of a checked run to watch: those of `budget`, but all by default if all are to be recorded."""
+        records_all = self.record != AROUND_FINDINGS
+        return Budget() if records_all and self.origin("budget") == DEFAULT else self.budget
+
     def origin(self, name: str) -> str:
         """The place that set `name`: a flag, a variable, a file and its key, or `default`."""
         return self.origins.get(name, DEFAULT)
@@ -96,7 +102,7 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], start: Path) -
     if origins["keep_recording"] == DEFAULT:
         values["keep_recording"] = checked_number(OPTIONS["keep_recording"], values["keep_recording"], DEFAULT)
     if origins["budget"] == DEFAULT:
-        values["budget"] = Budget()
+        values["budget"] = checked_budget(values["budget"], DEFAULT)
     if ":" in values["on_violation"]:
         values["callback"], values["on_violation"] = values["on_violation"], CALLBACK
     values["record"], _, values["whole_values"] = values["record"].partition(":")

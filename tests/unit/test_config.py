@@ -24,6 +24,14 @@ def test_the_defaults_are_those_of_the_table(tmp_path: Path) -> None:
         assert config.origin(name) == "default"
 
 
+def test_a_run_that_records_each_step_watches_each_step_unless_told_otherwise(tmp_path: Path) -> None:
+    by_default = load({}, {}, tmp_path)
+    assert by_default.watched == by_default.budget == Budget(0.05, 1, 200)
+    assert load({"record": "all"}, {}, tmp_path).watched == Budget()
+    assert load({"record": "operations"}, {}, tmp_path).watched == Budget()
+    assert load({"record": "all", "budget": "1/3"}, {}, tmp_path).watched == Budget(0.0, 3)
+
+
 def test_every_shared_option_is_a_field() -> None:
     shared = {option.name for option in OPTIONS.values() if option.shared}
     assert shared == set(Config.__dataclass_fields__) - {"origins", "callback", "whole_values"}

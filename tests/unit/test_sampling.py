@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from traincheck.errors import BadOption
-from traincheck.runtime.recording.overhead_budget import WIDEST, Budget
-from traincheck.runtime.recording.sampling import Sampling, in_sample
+from traincheck.runtime.recording.overhead_budget import IN_DEBT, WIDEST, Budget
+from traincheck.runtime.recording.sampling import BURST, RARE_EVENTS, Sampling, in_sample
 from traincheck.vocab.events import EVAL, SETUP, TRAIN
 
 
@@ -176,9 +176,29 @@ def test_the_share_holds_with_the_first_steps(counted: int) -> None:
         sampling.took(TRAIN, observes, 0.001 + 0.003 * observes, 0.003 * observes, windows)
         watched += observes
         step += windows
-        if step <= 6000 - counted:
-            assert watched <= 22  # one of the steps before the widest interval is over
+        if step <= 6000 - counted:  # the first steps are not paid for yet
+            assert watched <= 20 + step / (IN_DEBT * 300) + 2 * BURST
     assert 22 < watched <= 8000 / 300 + 4
+
+
+def test_a_run_is_looked_at_before_its_first_steps_are_paid_for() -> None:
+    """The first 200 steps cost as much as 100 steps, which is the share of 2,000: no gap is half as long."""
+    sampling, last, widest = Sampling(budget=0.05, warm_up=200), 0, 0
+    for step in range(1, 2000):
+        observes = sampling.watches(step)
+        sampling.took(TRAIN, observes, 0.01 + 0.005 * observes, 0.005 * observes)
+        last, widest = (step, max(widest, step - last)) if observes else (last, widest)
+    assert widest <= 2 * BURST * IN_DEBT * 10
+
+
+def test_the_first_rare_events_of_each_kind_are_observed() -> None:
+    sampling = Sampling(interval=10_000, warm_up=0)
+    for start in range(100, 100 + 10 * RARE_EVENTS, 10):
+        assert not sampling.watches(start - 1)
+        assert sampling.observes_rare_event("a pass ends")
+        assert [sampling.watches(start + step) for step in range(3)] == [True, True, False]
+    assert not sampling.observes_rare_event("a pass ends") and not sampling.watches(500)
+    assert sampling.observes_rare_event("a checkpoint") and sampling.watches(501)
 
 
 def test_quiet_steps_are_not_observed() -> None:

@@ -47,10 +47,10 @@ CONFIGURABLE = (
     Option(
         "budget",
         ("--budget",),
-        "Watch as many steps as fit into P% of the time, or 1 of K. Append ,first=N to watch the first N (20) in any "
-        "case.",
+        "Watch as many steps as fit into P% of the time, or 1 of K (1/1: all); with ,first=N the first N (20) anyway.",
         "budget",
         "P%|1/K",
+        default="5%,first=200",
         shared=True,
     ),
     Option(

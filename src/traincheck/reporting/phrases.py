@@ -77,6 +77,7 @@ MAX_SOURCES = 3
 def cost(record: Cost) -> str:
     """Return the number of observed steps and the cost: on the program's threads and in the background."""
     text = f"watched {record.watched:,} of {number(record.steps, 'step')}"
+    text += " (--budget 1/1 watches all)" if record.watched < record.steps else ""
     most = sorted(record.sources.items(), key=lambda entry: -entry[1])[:MAX_SOURCES]
     by_source = ", ".join(f"{source} {percent(record.share(seconds))}" for source, seconds in most)
     in_background = percent(record.share(sum(record.background.values())))

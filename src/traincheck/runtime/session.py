@@ -139,6 +139,7 @@ class Session:
             find_rank=self._find_rank,
             is_sampled=self._steps_to_watch(),
             quiet_steps=self._quiet_steps(),
+            observes_rare_event=self.sampling.observes_rare_event,
         )
         self._set_up_budget()
         self._before_update = self._make_before_update()

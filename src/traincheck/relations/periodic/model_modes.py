@@ -171,12 +171,12 @@ class EvaluationMode(Part):
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
+        self._training_loaders: set[str] = set()  # kept behind a gap: the program has trained with them all the same
         self.forget()
 
     def forget(self) -> None:
         self._loader = ""  # the loader of the batches since the last call
         self._in_a_row: dict[str, int] = {}
-        self._training_loaders: set[str] = set()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for each model that is evaluated in training mode, once."""

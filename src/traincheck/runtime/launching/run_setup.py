@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from traincheck import plugins, redaction
-from traincheck.config import Config
+from traincheck.config import Budget, Config
 from traincheck.errors import NoInitialState
 from traincheck.invariants.book import Book, write_book
 from traincheck.options import AROUND_FINDINGS, OPERATIONS
@@ -110,6 +110,7 @@ def settings(
     target: Target, config: Config, folder: Path, mode: Literal["collect", "run"], books: tuple[str, ...]
 ) -> Settings:
     """The settings for the processes of the run."""
+    watched = config.watched if mode == "run" else Budget()
     return Settings(
         run_folder=str(folder),
         mode=mode,
@@ -122,9 +123,9 @@ def settings(
         whole_values=config.whole_values,
         keep_recording=config.keep_recording,
         compare_ranks=config.compare_ranks,
-        budget=config.budget.share if mode == "run" else 0.0,
-        sample_every=config.budget.every if mode == "run" else 1,
-        warm_up=config.budget.first,
+        budget=watched.share,
+        sample_every=watched.every,
+        warm_up=watched.first,
         verify_every=config.verify_every,
         fail_on="notice" if config.fail_on == "notice" else "never" if config.fail_on == "never" else "error",
         project=target.project(Path.cwd(), os.environ.get("PYTHONPATH", "")),

@@ -17,7 +17,8 @@ too large step by step.
 
 Note [Debt]
 The first steps are all observed, and use up the share of many later steps. So the budget adds up the cost of observed
-steps, and the time of all steps. While the sum of the costs is above the share, it keeps to the widest interval.
+steps, and the time of all steps. While the sum of the costs is above the share, the interval is `IN_DEBT` times as
+wide: most of the share pays the debt, and TrainCheck still looks at the run now and then.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from collections.abc import Callable
 WIDEST = 10_000
 """Largest interval: observe at least one step in this many, even above the budget. Also the interval before the first
 measurement."""
+
+IN_DEBT = 4
+"""Factor of the interval while the budget is spent, see Note [Debt]."""
 
 KEPT = 15
 """Steps in a median: half a dozen slow steps do not move it."""

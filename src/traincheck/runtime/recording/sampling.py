@@ -10,6 +10,8 @@ and 2j + 1. It is observed if the fractional part of j times the golden ratio is
   different intervals still share steps.
 * The selection has no period that could match the program's, which may act every 10 or every 1000 steps. Fractions
   approximate no number worse than the golden ratio.
+* Evaluations and checkpoints are rare, and a sample may have none. So the first few that begin after an unobserved step
+  are observed, with the burst that follows.
 * Gaps are bounded. The starts of two consecutive bursts have at most three different distances (the three-gap theorem:
   Sos, Swierczkowski, 1958). The largest distance is less than twice the interval, in bursts.
 
@@ -19,14 +21,18 @@ The fraction uses 64-bit integers, which are the same on every machine.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from traincheck.errors import BadOption
-from traincheck.runtime.recording.overhead_budget import WIDEST, Budget
+from traincheck.runtime.recording.overhead_budget import IN_DEBT, WIDEST, Budget
 from traincheck.vocab.events import EVAL, TRAIN
 
 WARM_UP = 20
 """Observed steps at the start. Twenty steps establish each habit that rules use. Rules do not wait for an optimizer
 that did not step among them."""
+
+RARE_EVENTS = 3
+"""Rare events of each kind that are observed whatever the interval is."""
 
 BURST = 2
 _WHOLE = 1 << 64
@@ -56,6 +62,7 @@ class Sampling:
         self._warm_up = warm_up
         self._close_until = 0
         self._close_steps = 0  # requested from the next step on
+        self._rare_events: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @property
@@ -83,8 +90,8 @@ class Sampling:
             return most
 
     def _current_interval(self) -> int:
-        """The interval that holds for the next step: the widest while the budget is spent."""
-        return WIDEST if self.budget.is_spent and self.interval > 1 else self.interval
+        """The interval that holds for the next step: a wider one while the budget is spent."""
+        return min(IN_DEBT * self.interval, WIDEST) if self.budget.is_spent and self.interval > 1 else self.interval
 
     def set(self, interval: int | None = None, budget: float | None = None) -> None:
         """Change the interval or the budget; a budget of 0 removes the limit."""
@@ -101,6 +108,14 @@ class Sampling:
             raise BadOption("steps", steps, "a whole number, 1 or more")
         with self._lock:
             self._close_steps = max(self._close_steps, steps)
+
+    def observes_rare_event(self, kind: str) -> bool:
+        """Whether a rare event is observed that happens in an unobserved step. Then the steps that follow are, too."""
+        self._rare_events[kind] += 1
+        if self._rare_events[kind] > RARE_EVENTS:
+            return False
+        self.closer(BURST)
+        return True
 
     def took(self, stage: str, watched: bool, wall: float, ours: float, windows: int = 1) -> None:
         """Add a window's duration and our own share of it, in seconds: the means of so many windows."""

@@ -33,6 +33,7 @@ from traincheck.sources.recording.api_names import levels
 from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.recording.sampling_gate import FILE, STATE_DICT
 from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import CHECKPOINT, ENTRIES, KEPT, MERGED, RESUMED, Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, NO_CALL, PROJECT, SAVED, Reading
@@ -108,7 +109,7 @@ class CheckpointSource:
         recorder.after_gap(self.name, self._forget_resumed, undo=undo)
         self._safetensors = False
         if demand.records_call(SAVE) or self._finds_resumed:
-            replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
+            replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends, FILE))
         saves = demand.everything or any(api.endswith(".state_dict") for api in demand.calls) or self._wants_saves()
         loads = demand.everything or any(api.endswith(".load_state_dict") for api in demand.calls)
         if saves or follows_states:
@@ -141,10 +142,22 @@ class CheckpointSource:
         return self._demand.records_call(SAVE) or self._demand.records_call(SAVE_FILE)
 
     def _around(
-        self, begins: Callable[..., Any], ends: Callable[[Any, Any], None]
+        self, begins: Callable[..., Any], ends: Callable[[Any, Any], None], kind: str = STATE_DICT
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         guarded = self._recorder.guarded
-        return wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, self._failed))
+        return wrapping(self._rare(kind, begins), guarded(self.name, ends), guarded(self.name, self._failed))
+
+    def _rare(self, kind: str, begins: Callable[..., Any]) -> Callable[..., Any]:
+        """`begins`, guarded, after the report of a rare event of this kind."""
+        guarded = self._recorder.guarded
+        event, observed = guarded(self.name, self._recorder.rare_event, always=True), guarded(self.name, begins)
+
+        @functools.wraps(begins)
+        def rarely(*args: Any, **kwargs: Any) -> Any:
+            event(kind)
+            return observed(*args, **kwargs)
+
+        return rarely
 
     def _failed(self, token: tuple[OpenCall | None, Any]) -> None:
         if token[0] is not None:
@@ -239,7 +252,7 @@ class CheckpointSource:
         self._safetensors = True
         code = getattr(module.save_file, "__code__", None)
         begins = functools.partial(self._file_begins, code)
-        replace(self._undo, module, "serialize_file", self._around(begins, self._ends))
+        replace(self._undo, module, "serialize_file", self._around(begins, self._ends, FILE))
 
     def _file_begins(self, code: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, None] | None:
         frame = sys._getframe(1)
@@ -256,7 +269,7 @@ class CheckpointSource:
     def _around_state_dict(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Wrap `Module.state_dict`, which calls itself for nested modules: only the outermost call is recorded."""
         guarded, depth = self._recorder.guarded, self._depth
-        begins, ends = guarded(self.name, self._state_begins), guarded(self.name, self._state_ends)
+        begins, ends = self._rare(STATE_DICT, self._state_begins), guarded(self.name, self._state_ends)
         failed = guarded(self.name, self._failed)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

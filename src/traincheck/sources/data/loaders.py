@@ -44,6 +44,7 @@ from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.recording.run_totals import is_interrupted
+from traincheck.sources.recording.sampling_gate import PASS_ENDS
 from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.tensors.device_transfers import NextSeq
 from traincheck.sources.tensors.reading import deferred_fingerprints, dtype_name, hidden_from_modes, shape_of
@@ -360,6 +361,7 @@ class LoaderSource(RecorderListener):
                 self._record_workers(epoch, call.seq)
                 self._record(self._of_epoch(epoch, call.seq))
             recorder.leave(call, _LAST[True])
+        recorder.rare_event(PASS_ENDS)
         recorder.steps.fetch_ends(fetch.began, exhausted_at=recorder.next_seq())
 
     def _compare_workers(self, epoch: LoaderEpoch, samples: WorkerSamples, batch: Any) -> None:

@@ -32,6 +32,7 @@ from traincheck.sources.recording.frames import keywords_of_module_call
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack, without_our_references
 from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.recording.sampling_gate import EVALUATION_MODE, WITHOUT_GRADIENTS
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
@@ -172,6 +173,8 @@ class ModuleSource(RecorderListener):
             parametric = has_parameters(module)
             if parametric:
                 self._catalog.ensure_named(module)
+                if not torch.is_grad_enabled():
+                    recorder.rare_event(WITHOUT_GRADIENTS)
                 recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
                 opened = self._depth.modules  # another list, if a recording gap ends here
         flags.append(training)
@@ -377,6 +380,8 @@ class ModuleSource(RecorderListener):
         depth = self._depth
         depth.switching += 1
         module = unwrap_compiled(module)
+        if not mode and depth.switching == 1:
+            self._recorder.rare_event(EVALUATION_MODE)
         call_levels = levels(type(module), "train" if mode else "eval", nn.Module)
         if depth.switching > 1 or not self._recorder.watching or not self._demand.records_call(call_levels):
             return _NESTED_SWITCH

@@ -56,7 +56,8 @@ class Recorder:
     """Collects calls, changes and readings, and hands whole windows to `on_window`.
 
     `is_sampled` says whether a step is watched; the recorder calls it once for each step, in order, except for steps
-    that are only counted (see sampling_gate.py, also for `quiet_steps`). `find_rank` returns the rank of this process
+    that are only counted (see sampling_gate.py, also for `quiet_steps`). `observes_rare_event` says whether to watch a
+    rare event of this kind that begins after a step that is not watched. `find_rank` returns the rank of this process
     whenever a window ends, for a process may learn its rank late.
 
     All methods are cheap enough for the training loop, and any thread may call them. Nothing here raises into the
@@ -73,6 +74,7 @@ class Recorder:
         find_rank: Callable[[], int] = lambda: 0,
         is_sampled: Callable[[int], bool] = lambda step: True,
         quiet_steps: Callable[[int, int], int] | None = None,
+        observes_rare_event: Callable[[str], bool] = lambda kind: False,
         meter: OverheadMeter | None = None,
     ) -> None:
         self.sites = sites
@@ -97,6 +99,7 @@ class Recorder:
         self._listeners = Listeners()
         self.between_calls = self._listeners.between_calls  # sources call this between the calls of a step
         self._find_rank = find_rank
+        self._observes_rare_event = observes_rare_event
         self._on_window = on_window
         self._on_fault = on_fault
         self._seq = itertools.count()
@@ -446,6 +449,16 @@ class Recorder:
         """The next window may begin at `seq`: take events if it is to be watched."""
         if not self._complete and self.sampling_gate.is_watched(self.steps.step + 1):
             self._take_from(seq)
+
+    def rare_event(self, kind: str) -> None:
+        """A rare event of this kind begins. Take events from here on if it is to be watched, see `Sampling`."""
+        if self.watching or self._complete or not (self.active and self.steps.between_steps):
+            return
+        if self._observes_rare_event(kind):
+            if self.counted.left:
+                self.counted.end()
+            self.sampling_gate.ask_again()
+            self.steps.rare_event(self.next_seq())
 
     def _on_change(self) -> None:
         for forward_awaited in self._listeners.forward_awaited:

@@ -29,6 +29,11 @@ from typing import Any, Protocol
 from traincheck.sources.compile.tracing import is_traced
 from traincheck.sources.recording.step_tracker import StepTracker
 
+PASS_ENDS, EVALUATION_MODE = "a pass over data ends", "a model enters evaluation mode"
+WITHOUT_GRADIENTS = "a model is called without gradients"
+STATE_DICT, FILE = "a state dict is made or loaded", "a file is written"
+"""The kinds of rare events, see `Recorder.rare_event`."""
+
 LONGEST = 0.1
 """Seconds. Requests of the user, such as a stop, wait for the end of the counting."""
 LONGEST_STEP = 0.02
@@ -52,7 +57,7 @@ class Suspendable(Protocol):
 class SamplingGate:
     """Suspends hooks before the steps that are not watched, and resumes hooks and resets sources after them.
 
-    The gate calls `is_sampled` once for each step, in order.
+    The gate calls `is_sampled` once for each step, in order; and again after `ask_again`.
     """
 
     def __init__(self, is_sampled: Callable[[int], bool]) -> None:
@@ -89,6 +94,10 @@ class SamplingGate:
         if step != self._step:
             self._step, self._watched = step, self._is_sampled(step)
         return self._watched
+
+    def ask_again(self) -> None:
+        """Call `is_sampled` again for the step that comes next: the answer may have changed."""
+        self._step = -1
 
     def reset_sources(self) -> None:
         """Make all sources forget the state that they follow from window to window."""

@@ -131,6 +131,11 @@ class StepTracker:
         return self._stage == UNDECIDED or bool(self._stepped) or self._check is not None
 
     @property
+    def between_steps(self) -> bool:
+        """Whether an optimizer has updated the parameters, and nothing new has begun."""
+        return bool(self._stepped) and self._next_start < 0 and not self.updates
+
+    @property
     def undecided(self) -> bool:
         """Whether the stage of the open window is not known yet."""
         return self._stage == UNDECIDED
@@ -162,6 +167,10 @@ class StepTracker:
         """An optimizer was deleted; steps no longer wait for it."""
         self.last_steps.pop(name, None)
         self.optimizers.discard(name)
+
+    def rare_event(self, seq: int) -> None:
+        """A rare event begins between two steps, and belongs to the next window. So that window has all of it."""
+        self._activity_begins(seq)
 
     def fetch_begins(self, seq: int) -> None:
         """A batch is about to be fetched; computations of the data set belong to the fetch."""
