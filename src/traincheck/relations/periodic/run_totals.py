@@ -61,6 +61,7 @@ class _Loader:
     length: float | None = None
     order: FactValue = None  # of the latest pass with updates
     begun: FactValue = None  # of the pass under way, until it is compared
+    begun_before: FactValue = None  # of the latest pass with updates, as its begin told
     shuffles: bool = False  # whether its sampler was built to draw another order for each pass
     whole: int = 0
     cut: bool = False
@@ -84,11 +85,14 @@ class LoaderPasses:
     """Follows the passes over each loader."""
 
     def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
         self._loaders: dict[str, _Loader] = {}
         self._updates = 0
+
+    def forget(self) -> None:
+        """Two passes with one order are an error whatever came between them. The rest is unknown after a gap."""
+        self._updates = 0
+        for name, old in self._loaders.items():
+            self._loaders[name] = _Loader(old.length, shuffles=old.shuffles, begun_before=old.begun_before)
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield up to two occasions when a pass ends: its batches and its order."""
@@ -145,7 +149,9 @@ class LoaderPasses:
         loader.updates_fetched = self._updates
         if loader.begun is not None and loader.updates_fetched > loader.updates_before:
             begun, loader.begun = loader.begun, None
-            if loader.shuffles and begun == loader.order and (loader.length or 0) >= ENOUGH_BATCHES:
+            before = loader.begun_before if loader.order is None else loader.order
+            loader.begun_before = begun
+            if loader.shuffles and begun == before and (loader.length or 0) >= ENOUGH_BATCHES:
                 yield _occasion(Subject(ORDER, SHUFFLED), SHUFFLES, False, (), call.seq, (call.receiver,))
 
     def _of_order(self, reading: Reading) -> Iterator[Occasion]:

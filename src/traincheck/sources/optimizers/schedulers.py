@@ -62,7 +62,7 @@ class ScheduleReadings(RecorderListener):
         self._units: ScheduleUnits | None = None
         self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
         recorder.after_gap("lifecycle", self._announced.clear, repeatable=True)
-        recorder.after_gap("lifecycle", self._unstepped.clear)  # a step may not have been seen
+        recorder.after_gap("lifecycle", self._forget_uncounted)
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
@@ -106,6 +106,12 @@ class ScheduleReadings(RecorderListener):
         """Note that the program steps a scheduler of an optimizer."""
         if self._unstepped:
             self._unstepped.pop(self._catalog.add_optimizer(_without_wrapper(optimizer)), None)
+
+    def _forget_uncounted(self) -> None:
+        """Forget schedulers that do not count their steps: one may have been in the gap."""
+        for optimizer, (_, _, scheduler) in list(self._unstepped.items()):
+            if not isinstance(getattr(scheduler(), "last_epoch", None), int):
+                self._unstepped.pop(optimizer, None)
 
     def window_closed(self, cut: Cut) -> None:
         """Forget schedulers that a library steps without their method: it sets the rates itself and counts (ignite)."""
