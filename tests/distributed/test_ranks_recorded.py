@@ -33,14 +33,14 @@ def again(home: Path, folder: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_ranks_that_are_compared_by_their_files_record_each_step(home: Path) -> None:
-    assert run(home, "by-files", LONG)["verdict"] == "clean"
+    assert run(home, "by-files", LONG, "--budget", "1/1")["verdict"] == "clean"
     assert steps_of(home / "by-files") == [list(range(1, STEPS + 1))] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["exchange", pytest.param("off", marks=pytest.mark.long)])
 def test_other_ranks_record_the_same_steps_and_can_be_checked(how: str, home: Path) -> None:
-    report = run(home, f"by-{how}", LONG, "--compare-ranks", how)
+    report = run(home, f"by-{how}", LONG, "--budget", "1/1", "--compare-ranks", how)
     assert report["verdict"] == "clean" and report["counts"]["steps"] == STEPS
     first, other = steps_of(home / f"by-{how}")
     late = [[step for step in steps if step > STEPS / 2] for steps in (first, other)]

@@ -41,15 +41,19 @@ def test_odd_ways_to_train_compute_the_same(tmp_path: Path) -> None:
     assert plain.returncode == 0, plain.stderr
     ways = [line for line in plain.stdout.splitlines() if line.startswith("WAY")]
     assert len(ways) > 30 and not [line for line in ways if "Error" in line.split(" ")[2]]
-    for command in (["collect", "-o", "full"], ["run", "--fail-on", "never", "-o", "live", "--book", "book.jsonl"]):
+    checked = ["run", "--fail-on", "never", "--book", "book.jsonl"]
+    for command in (
+        ["collect", "-o", "full"],
+        [*checked, "--budget", "1/1", "-o", "live"],
+        [*checked, "-o", "sampled"],
+    ):
         observed = run(tmp_path, *TRAINCHECK, *command, program)
         assert observed.returncode == 0, observed.stderr
         assert [line for line in observed.stdout.splitlines() if line.startswith("WAY")] == ways
         assert observed.stdout == plain.stdout
         warnings = [line for line in observed.stderr.splitlines() if "the training goes on" in line]
-        assert (
-            len(warnings) == 1 and "several threads train one module" in warnings[0]
-        )  # the last way, which is Hogwild's
+        # The last way is Hogwild's, and in no sample.
+        assert ["several threads train one module" in line for line in warnings] == [True] * (command[-1] != "sampled")
 
 
 @pytest.mark.long

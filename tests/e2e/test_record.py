@@ -80,7 +80,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(home: Path, name: str, *words: object, expect: int = 0) -> str:
-    return traincheck(home, "run", "--book", "book.jsonl", "-o", name, *words, expect=expect)
+    return traincheck(home, "run", "--budget", "1/1", "--book", "book.jsonl", "-o", name, *words, expect=expect)
 
 
 def steps(folder: Path) -> list[int]:
@@ -169,7 +169,7 @@ def test_a_killed_run_can_be_checked_and_lists_its_steps(home: Path) -> None:
 
 @pytest.mark.long
 def test_a_run_that_hangs_and_is_killed_has_its_last_steps(home: Path) -> None:
-    command = [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "-o", "hangs"]
+    command = [sys.executable, "-m", "traincheck", "run", "--budget", "1/1", "--book", "book.jsonl", "-o", "hangs"]
     words = [*command, "train.py", "333", "0", "hangs"]
     with warm_commands.start(words, cwd=home, new_session=True) as running:
         try:

@@ -108,7 +108,7 @@ def test_a_finding_is_shown_with_files_pictures_evidence_and_the_command_that_mu
 
 def test_a_page_shows_observed_steps_and_cost(some_report: Report, clean_report: Report) -> None:
     text = Page(html_of(some_report, ())).text
-    assert "Watched 44 of 120 steps; this took 0.9% of the run (optimizers 0.4%, " in text
+    assert "Watched 44 of 120 steps (--budget 1/1 watches all); this took 0.9% of the run (optimizers 0.4%, " in text
     assert "watching took 0.9% of the run" in text
     assert "The cost was not measured." in Page(html_of(clean_report, ())).text
 

@@ -24,6 +24,9 @@ LOAD = "torch.nn.Module.load_state_dict"
 ITER, NEXT = "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"
 """A pass over the data begins, and a batch is fetched."""
 
+KEPT_LOADERS = 8
+"""The latest loaders that are remembered across a gap: a program uses few at a time."""
+
 V = TypeVar("V")
 
 TIME = "time"

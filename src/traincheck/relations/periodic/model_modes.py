@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import (
     FORWARD,
+    KEPT_LOADERS,
     LOAD,
     NEXT,
     UPDATE,
@@ -171,10 +172,12 @@ class EvaluationMode(Part):
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
-        self._training_loaders: set[str] = set()  # kept behind a gap: the program has trained with them all the same
+        self._training_loaders: dict[str, None] = {}
         self.forget()
 
     def forget(self) -> None:
+        """Forget all but the latest loaders of training steps: the program has trained with them, gap or not."""
+        self._training_loaders = dict.fromkeys(list(self._training_loaders)[-KEPT_LOADERS:])
         self._loader = ""  # the loader of the batches since the last call
         self._in_a_row: dict[str, int] = {}
 
@@ -184,7 +187,7 @@ class EvaluationMode(Part):
         fetches = window.calls_named.get(NEXT, ())
         if not active:
             if window.stage == TRAIN:
-                self._training_loaders.update(call.receiver for call in fetches)
+                self._training_loaders.update(dict.fromkeys(call.receiver for call in fetches))
                 self._in_a_row.clear()
             self._loader = ""
             return
@@ -195,7 +198,7 @@ class EvaluationMode(Part):
             if call.seq in active:
                 yield from self._judge(call, window, active[call.seq] == ACTIVE_DROPOUT)
             elif value_of(call.context, "outermost") is True and with_gradients(call):
-                self._training_loaders.add(self._loader)
+                self._training_loaders[self._loader] = None
                 self._in_a_row.clear()
             self._loader = ""
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from traincheck.relations.base import context_of, outcome_of
-from traincheck.relations.parts import ITER, NEXT, SCHEDULE, UPDATE, calls_of, named, number, outermost
+from traincheck.relations.parts import ITER, KEPT_LOADERS, NEXT, SCHEDULE, UPDATE, calls_of, named, number, outermost
 from traincheck.vocab.builtin_rules import SHUFFLED, SHUFFLES, sentence_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, END, EVAL, LIVE, NO_CALL, Call, Reading, Window
@@ -61,7 +61,6 @@ class _Loader:
     length: float | None = None
     order: FactValue = None  # of the latest pass with updates
     begun: FactValue = None  # of the pass under way, until it is compared
-    begun_before: FactValue = None  # of the latest pass with updates, as its begin told
     shuffles: bool = False  # whether its sampler was built to draw another order for each pass
     whole: int = 0
     cut: bool = False
@@ -85,14 +84,13 @@ class LoaderPasses:
     """Follows the passes over each loader."""
 
     def __init__(self) -> None:
-        self._loaders: dict[str, _Loader] = {}
-        self._updates = 0
+        self._drawn: dict[str, FactValue] = {}  # the order of the latest pass over each loader that shuffles
+        self.forget()
 
     def forget(self) -> None:
         """Two passes with one order are an error whatever came between them. The rest is unknown after a gap."""
+        self._loaders: dict[str, _Loader] = {}
         self._updates = 0
-        for name, old in self._loaders.items():
-            self._loaders[name] = _Loader(old.length, shuffles=old.shuffles, begun_before=old.begun_before)
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield up to two occasions when a pass ends: its batches and its order."""
@@ -149,9 +147,13 @@ class LoaderPasses:
         loader.updates_fetched = self._updates
         if loader.begun is not None and loader.updates_fetched > loader.updates_before:
             begun, loader.begun = loader.begun, None
-            before = loader.begun_before if loader.order is None else loader.order
-            loader.begun_before = begun
-            if loader.shuffles and begun == before and (loader.length or 0) >= ENOUGH_BATCHES:
+            if not loader.shuffles or (loader.length or 0) < ENOUGH_BATCHES:
+                return
+            before = self._drawn.pop(call.receiver, None) if loader.order is None else loader.order
+            self._drawn[call.receiver] = begun
+            if len(self._drawn) > KEPT_LOADERS:
+                del self._drawn[next(iter(self._drawn))]
+            if begun == before:
                 yield _occasion(Subject(ORDER, SHUFFLED), SHUFFLES, False, (), call.seq, (call.receiver,))
 
     def _of_order(self, reading: Reading) -> Iterator[Occasion]:
