@@ -27,11 +27,11 @@ COST = """
 ## Cost of observing
 
 `python -m benchmarks.overhead` runs the plain program, `traincheck collect` and `traincheck run --budget 1/1` in turns. A
-ratio is the step time divided by the plain step time of the same round, as the median over the rounds, with minimum and maximum. The
-table has the ratio of the median step and of the mean step. They differ for short steps, because TrainCheck handles
-several short steps together. The book of `run` comes from two runs of the same program, and every step is checked. Bytes
-a step are the size of the recording divided by the number of steps. A checked run records only a part of its steps, so
-the figure after *later* is the size that a step of a long run adds.
+ratio is the step time divided by the plain step time of the same round, as the median over the rounds, with minimum and
+maximum. The table has the ratio of the median step and of the mean step. They differ for short steps, because
+TrainCheck handles several short steps together. The book of `run` comes from two runs of the same program, and every
+step is checked. Bytes a step are the size of the recording divided by the number of steps. A checked run records only a
+part of its steps, so the figure after *later* is the size that a step of a long run adds.
 """
 
 VERIFICATION = """
