@@ -5,9 +5,9 @@ It measures ratios to plain runs.
 Each round runs every mode once, so a slow phase of the machine affects all of them. The figure of a mode is the median
 over the rounds of its median step time, divided by that of the plain program in the same round. A second figure uses
 the mean step time, because some short steps carry the work of several. --start-up measures only the time that the
-commands add to a short program, see start_up.py. --budget-only measures only whole runs with `--budget 1%`, see
-budget_runs.py; otherwise they follow the other modes. --device measures language models on an accelerator, see
-device_models.py.
+commands add to a short program, see start_up.py. --budget-only measures only whole runs, with `--budget 1%` and by
+default, see budget_runs.py; otherwise they follow the other modes. --device measures language models on an
+accelerator, see device_models.py.
 
 A ratio is worse if it is above the published one in every round. The command then ends with exit code 1, and publishes
 nothing; --keep publishes nevertheless.
@@ -54,7 +54,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--workload", action="append", choices=(*WORKLOADS, *DEVICE_WORKLOADS))
     options.add_argument("--start-up", action="store_true", help="only what the commands add to a short program")
-    options.add_argument("--budget-only", action="store_true", help="only whole runs with --budget 1%%")
+    options.add_argument("--budget-only", action="store_true", help="only whole runs, with --budget 1%% and by default")
     options.add_argument("--start-rounds", type=int, default=15)
     options.add_argument("--device", help="measure language models on this device, such as cuda, and nothing else")
     options.add_argument("--mode", action="append", choices=DEVICE_MODES, help="with --device: only these modes")

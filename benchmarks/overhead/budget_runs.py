@@ -57,7 +57,7 @@ def measure_budget(
 def _measure(script: Path, book: Path, rounds: int, steps: int, scratch: Path, budget: list[str]) -> dict[str, Any]:
     means: dict[str, list[float]] = {"plain": [], "run": []}
     metered: list[float] = []
-    folder = scratch / "one-percent"
+    folder = scratch / "whole-run"
     words = [*budget, "--fail-on", "never", "--book", str(book), "-o", str(folder)]
     environ = {**os.environ, "BENCH_STEPS": str(steps)}
     for number in range(rounds):
@@ -66,7 +66,8 @@ def _measure(script: Path, book: Path, rounds: int, steps: int, scratch: Path, b
         metered.append(_own_meter(folder) / means["plain"][-1])
         shutil.rmtree(folder)
         ratios = f"{means['run'][-1] / means['plain'][-1]:.3f}x"
-        print(f"{script.stem} {' '.join(budget)} {steps} steps, round {number}: {ratios}", file=sys.stderr, flush=True)
+        run = " ".join([script.stem, *budget])
+        print(f"{run}, {steps} steps, round {number}: {ratios}", file=sys.stderr, flush=True)
     return {
         "steps": steps,
         "ratio": ratio(means["run"], means["plain"]),

@@ -17,6 +17,7 @@ from rank_jobs import PROGRAM, learn, rank_starter
 from shared_artifacts import made_once
 from traincheck.invariants.book import read_books
 from traincheck.runtime.recording.sampling import BURST, RARE_EVENTS, in_sample
+from traincheck.sources.recording.sampling_gate import EVALUATION_MODE, FILE, PASS_ENDS, STATE_DICT, WITHOUT_GRADIENTS
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.reader import read_windows
 from traincheck.vocab.events import TRAIN
@@ -39,8 +40,8 @@ def recorded_steps(folder: Path) -> list[int]:
     return [window.step for window in read_windows(file) if window.stage == TRAIN]
 
 
-KINDS = 5
-"""Kinds of rare events, see sources/recording/sampling_gate.py."""
+KINDS = len({PASS_ENDS, EVALUATION_MODE, WITHOUT_GRADIENTS, STATE_DICT, FILE})
+"""Kinds of rare events."""
 
 FIRST = ("grad_accum_bf16", "buggy/missing_zero_grad_clean")
 """Clean programs that are tried for every change: all of them together take long."""
@@ -201,9 +202,9 @@ def test_a_run_without_a_budget_watches_its_first_steps_and_then_some(tmp_path: 
     cost = json.loads((tmp_path / "some" / "report.json").read_text())["cost"]
     assert 200 <= cost["watched"] < cost["steps"] == 600
     assert "(--budget 1/1 watches all)" in " ".join(done.stderr.split())
-    for words in (("--budget", "1/1"), ("--record", "all")):
-        done = traincheck("run", *words, "-o", tmp_path / words[1][:3], tmp_path / "train.py", "none")
-        cost = json.loads((tmp_path / words[1][:3] / "report.json").read_text())["cost"]
+    for name, words in (("watched", ("--budget", "1/1")), ("recorded", ("--record", "all"))):
+        done = traincheck("run", *words, "-o", tmp_path / name, tmp_path / "train.py", "none")
+        cost = json.loads((tmp_path / name / "report.json").read_text())["cost"]
         assert cost["watched"] == cost["steps"] == 600, done.stderr
 
 

@@ -149,15 +149,13 @@ class CheckpointSource:
 
     def _rare(self, kind: str, begins: Callable[..., Any]) -> Callable[..., Any]:
         """`begins`, guarded, after the report of a rare event of this kind."""
-        guarded = self._recorder.guarded
-        event, observed = guarded(self.name, self._recorder.rare_event, always=True), guarded(self.name, begins)
+        recorder = self._recorder
 
-        @functools.wraps(begins)
         def rarely(*args: Any, **kwargs: Any) -> Any:
-            event(kind)
-            return observed(*args, **kwargs)
+            recorder.rare_event(kind)
+            return begins(*args, **kwargs) if recorder.watching else None
 
-        return rarely
+        return recorder.guarded(self.name, rarely, always=True)
 
     def _failed(self, token: tuple[OpenCall | None, Any]) -> None:
         if token[0] is not None:

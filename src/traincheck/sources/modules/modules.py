@@ -163,25 +163,25 @@ class ModuleSource(RecorderListener):
     def _begins(self, module: nn.Module, args: Any, depth: int) -> None:
         recorder, flags, opened = self._recorder, self._call_context.training_flags, self._depth.modules
         outermost, parametric, training = depth == 1, False, module.training
+        learns = torch.is_grad_enabled()
         if outermost:
             if opened:
                 self._abandon_innermost(opened, len(opened))
-            if recorder.transfers.late and not torch.is_grad_enabled():
+            if recorder.transfers.late and not learns:
                 recorder.finish_late_window()  # no backward follows soon
             flags.clear()
             # A loss without parameters never enters evaluation mode, so it does not show what the program does.
             parametric = has_parameters(module)
             if parametric:
                 self._catalog.ensure_named(module)
-                if not torch.is_grad_enabled():
+                if not learns:
                     recorder.rare_event(WITHOUT_GRADIENTS)
-                recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
+                recorder.steps.forward(recorder.next_seq(), training, learns)
                 opened = self._depth.modules  # another list, if a recording gap ends here
         flags.append(training)
         if not recorder.watching:
             opened.append(_NOT_RECORDED)
             return
-        learns = torch.is_grad_enabled()
         if learns and (parametric or module._parameters):
             self._gradients.module_called(module)
             if parametric and training and self._gradients.samples is not None:
