@@ -88,8 +88,7 @@ class PostImport:
             return
 
     def _finished(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        if _remove(self):
             self._callback()
 
 
@@ -113,10 +112,26 @@ def when_imported(
         sys.meta_path.insert(0, hook)
 
     def take_back() -> None:
-        if hook in sys.meta_path:
-            sys.meta_path.remove(hook)
+        _remove(hook)
 
     return take_back
+
+
+def _remove(hook: PostImport) -> bool:
+    """Remove the hook from `sys.meta_path`. False if it was not there.
+
+    The list is replaced, never shortened: the import system iterates over it, and an import of another thread would
+    pass over one finder, and fail, when the list becomes shorter meanwhile.
+    """
+    if hook not in sys.meta_path:
+        return False
+    while hook in sys.meta_path:  # again, where another thread changed the list between its copy and its replacement
+        finders = sys.meta_path
+        copied = finders.copy()
+        sys.meta_path = [finder for finder in copied if finder is not hook]
+        if finders != copied:
+            sys.meta_path = finders
+    return True
 
 
 def _when_initialized(name: str, spec: Any, callback: Callable[[], None]) -> Callable[[], None]:
