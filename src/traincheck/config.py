@@ -74,9 +74,8 @@ class Config:
 
     @property
     def watched(self) -> Budget:
-        """The steps of a checked run to watch: those of `budget`, but all by default if all are to be recorded."""
-        records_all = self.record != AROUND_FINDINGS
-        return Budget() if records_all and self.origin("budget") == DEFAULT else self.budget
+        """The steps of a checked run to watch, see `steps_to_watch`."""
+        return steps_to_watch(None if self.origin("budget") == DEFAULT else self.budget, self.record)
 
     def origin(self, name: str) -> str:
         """The place that set `name`: a flag, a variable, a file and its key, or `default`."""
@@ -237,6 +236,14 @@ def checked_budget(value: object, origin: str) -> Budget:
     if budget is None:
         raise BadOption(origin, value, OPTIONS["budget"].expected)
     return budget
+
+
+def steps_to_watch(budget: Budget | None, record: str) -> Budget:
+    """The steps of a checked run to watch: those of the budget; without one those of the default, but all if all are to
+    be recorded."""
+    if budget is not None:
+        return budget
+    return checked_budget(OPTIONS["budget"].default, DEFAULT) if record == AROUND_FINDINGS else Budget()
 
 
 def _budget(text: str) -> Budget | None:

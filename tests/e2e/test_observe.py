@@ -138,6 +138,12 @@ with traincheck.observe("part", "book.jsonl", budget="1/5,first=4") as seen:
     train(60)
 assert seen.report.verdict == "clean", seen.report.findings
 assert 4 < seen.report.cost.watched < 30 and seen.report.cost.steps == 60
+with traincheck.observe("long", "book.jsonl") as seen:
+    train(300)
+assert 200 <= seen.report.cost.watched < 300, "the default of traincheck run"
+with traincheck.observe("whole", "book.jsonl", record="all") as seen:
+    train(300)
+assert seen.report.cost.watched == 300
 budgets = [{"budget": text} for text in ("1/0", "1/5,first=-1", "1", "100%")]
 for bad in (*budgets, {"keep_recording": "1000"}):
     for book in ((), "book.jsonl"):

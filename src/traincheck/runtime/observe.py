@@ -18,7 +18,7 @@ from traincheck import plugins, redaction
 from traincheck.checking.code_excerpts import with_files
 from traincheck.checking.finding_details import finding_details
 from traincheck.checking.results import result_of_live_run
-from traincheck.config import Budget, checked_action, checked_budget, checked_number
+from traincheck.config import Budget, checked_action, checked_budget, checked_number, steps_to_watch
 from traincheck.errors import BadOption
 from traincheck.files import PathLike
 from traincheck.invariants.book import Book, read_book, write_book
@@ -80,7 +80,8 @@ def observe(
     Without a book TrainCheck records the run in full into `run_folder`, as `traincheck collect` does. With one or more
     books it checks the run, as `traincheck run` does: it shows findings on stderr, writes report.json and report.html,
     and sets `Observation.report` at the end of the block. `name` is the name of the run (default: the script). The
-    other options are those of `traincheck run`; `budget` ("1%" or "1/10") does not apply to a recording.
+    other options are those of `traincheck run`, with its defaults; `budget` ("1%" or "1/10") does not apply to a
+    recording.
 
     Raises TrainCheckError before the block if the folder or a book cannot be used, and StopTraining inside the block
     with `on_violation="stop"`. The end of the block raises nothing: TrainCheck reports an error such as a full disk on
@@ -91,10 +92,11 @@ def observe(
     _check(record, record_after_finding)
     action = checked_action(on_violation, "on_violation")
     keep = checked_number(OPTIONS["keep_recording"], keep_recording, "keep_recording")
-    limits = checked_budget(budget, "budget") if budget else Budget()
+    limits = checked_budget(budget, "budget") if budget else None
     paths = _paths(book)
-    if limits.limits and not paths:
+    if limits is not None and limits.limits and not paths:
         raise BadOption("budget", budget, RECORDED_WHOLE)
+    watched = steps_to_watch(limits, record) if paths else Budget()
     outer = process_session.current
     if outer is not None and outer.running:
         yield Observation(Path(outer.settings.run_folder))
@@ -114,9 +116,9 @@ def observe(
         keep_recording=keep,
         project=(str(Path.cwd()),),
         packages=tuple(packages),
-        budget=limits.share,
-        sample_every=limits.every,
-        warm_up=limits.first,
+        budget=watched.share,
+        sample_every=watched.every,
+        warm_up=watched.first,
         script=folder.manifest.script,
     )
     observation = Observation(folder.path)
