@@ -52,8 +52,9 @@ def test_odd_ways_to_train_compute_the_same(tmp_path: Path) -> None:
         assert [line for line in observed.stdout.splitlines() if line.startswith("WAY")] == ways
         assert observed.stdout == plain.stdout
         warnings = [line for line in observed.stderr.splitlines() if "the training goes on" in line]
-        # The last way is Hogwild's, and in no sample.
-        assert ["several threads train one module" in line for line in warnings] == [True] * (command[-1] != "sampled")
+        # The last way is Hogwild's. A sample has it or not, as the steps before it took their time.
+        assert all("several threads train one module" in line for line in warnings)
+        assert len(warnings) == 1 or (command[-1] == "sampled" and not warnings)
 
 
 @pytest.mark.long
