@@ -108,6 +108,9 @@ _SEQ = attrgetter("seq")
 _CALL, _CONTEXT = (Change._fields.index(name) for name in ("call", "context"))
 _LIKE = slice(Change._fields.index("kind"), _CONTEXT)  # from kind to owner
 
+REPLACED = " (replaced)"
+"""Suffix for the name of a parameter whose place in its module another one has taken."""
+
 LIVE, SAVED, LOADED, ANNOUNCED, PARTIAL = "live", "saved", "loaded", "announced", "partial"
 UNSETTLED = "unsettled"
 ROLES = (LIVE, SAVED, LOADED, ANNOUNCED, PARTIAL, UNSETTLED)

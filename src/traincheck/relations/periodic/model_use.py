@@ -2,15 +2,18 @@
 
 Note [Layers that do not learn]
 * A model is updated or calls a layer that is no part of it (layers in a plain list), and no optimizer holds the
-  parameters of a layer, although each backward computes their gradients.
+  parameters of a layer, although each backward computes their gradients. If they took the place of parameters that an
+  optimizer still holds, then only their own updates count. (If it goes on to update those, the program learns them by
+  others that are set for a time, as in meta-learning.)
 * A module runs with gradients off, and an optimizer holds its parameters.
 * A module makes a layer with parameters, no method of its class mentions it (sources/modules/unused_layers.py), and
   nothing calls it.
 
-Parameters that were loaded may be meant to stay, although nobody said so. So models that load a state are left out, and
-a layer counts after two updates. Of several ranks, each may update a part of the parameters and send it to the others,
-so the first rule needs a single rank. (Some programs train a head alone and do not freeze the rest. Then the rest was
-loaded, for nobody means to keep random weights and to compute their gradients.)
+Parameters that were loaded may be meant to stay, although nobody said so. So models that load a state are left out,
+except for parameters in the place of others that an optimizer holds. A layer counts after two updates. Of several
+ranks, each may update a part of the parameters and send it to the others, so the first rule needs a single rank. (Some
+programs train a head alone and do not freeze the rest. Then the rest was loaded, for nobody means to keep random
+weights and to compute their gradients.)
 
 The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 """
@@ -43,7 +46,7 @@ from traincheck.vocab.builtin_rules import (
     sentence_of,
 )
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import MODULE, TRAIN, Call, Change, Window
+from traincheck.vocab.events import MODULE, REPLACED, TRAIN, Call, Change, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -71,6 +74,7 @@ class LayerUse(Part):
         self._last_idle: dict[str, int] = {}
         self._filled: set[str] = set()  # parameters that ever got a gradient
         self._written: set[str] = set()
+        self._replaced: set[str] = set()  # parameters whose place others took, and that an optimizer holds
         self._with_gradients: set[str] = set()  # modules that were called with gradients on
         self._without: set[str] = set()  # and with gradients off
         self._inside_others: set[str] = set()  # models that were called inside others
@@ -98,7 +102,7 @@ class LayerUse(Part):
             (WITH_GRADIENTS_ON, self._without_gradients(window)),
             (IS_CALLED, self._uncalled()),
         ):
-            new = tuple(name for name in names if (prop, name) not in self._reported and self._is_new(name))
+            new = tuple(name for name in names if (prop, name) not in self._reported and self._should_learn(name))
             if new and len(self._reported) < MAX_VARIABLES:
                 self._reported.update((prop, name) for name in new)
                 subject, context = Subject(GRAD, LAYERS), context_of((), window.stage)
@@ -125,7 +129,11 @@ class LayerUse(Part):
     def _note_gradients(self, window: Window) -> None:
         """Note which parameters get gradients and which are written."""
         for change, positions in window.change_groups:
-            if change.kind != "parameter" or not change.changed:
+            if change.kind != "parameter":
+                continue
+            if value_of(change.context, "owned") is False and value_of(change.context, "held") != "none":
+                self._note_replaced(window.variables_at(positions))
+            if not change.changed:
                 continue
             if change.attribute == "data":
                 self._written.update(window.variables_at(positions))
@@ -134,6 +142,13 @@ class LayerUse(Part):
                 self._filled.update(names)
                 if value_of(change.context, "held") == "none" and value_of(change.context, "owned") is True:
                     self._note_idle(names)
+
+    def _note_replaced(self, names: Iterable[str]) -> None:
+        """Forget the updates of parameters that are no longer in their place."""
+        for name in {name for name in names if name.endswith(REPLACED)} - self._replaced:
+            if len(self._replaced) < MAX_VARIABLES:
+                self._replaced.add(name)
+                self._written.discard(name.removesuffix(REPLACED))
 
     def _note_idle(self, names: Iterable[str]) -> None:
         for name in names:
@@ -146,7 +161,7 @@ class LayerUse(Part):
         idle = [] if self._of_several else [name for name, cycles in self._idle.items() if cycles >= ENOUGH_UPDATES]
         trained = {_model_of(name) for name in self._written} | self._inside_others if idle else set()
         for name in idle:
-            if _model_of(name) in trained and name not in self._written:
+            if _model_of(name) in trained and not self._written & {name, f"{name}{REPLACED}"}:
                 yield name
 
     def _without_gradients(self, window: Window) -> Iterator[str]:
@@ -171,9 +186,9 @@ class LayerUse(Part):
             ):
                 yield layer
 
-    def _is_new(self, name: str) -> bool:
-        """Whether no state was loaded into the model of a parameter or layer."""
-        return not self._loaded or not ({"", _model_of(name)} & self._loaded)
+    def _should_learn(self, name: str) -> bool:
+        """Whether a parameter or layer has no state that was loaded, or an optimizer held what was in its place."""
+        return not self._loaded or not ({"", _model_of(name)} & self._loaded) or f"{name}{REPLACED}" in self._replaced
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

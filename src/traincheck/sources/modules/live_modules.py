@@ -38,6 +38,8 @@ class LiveModules:
     """
 
     def __init__(self) -> None:
+        self.has_replaced = False
+        """Whether a parameter or a child took the place of another one in a module since this was last set to False."""
         # By identity, because a class of modules may define `__eq__`.
         self._modules_by_id: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 
@@ -52,14 +54,22 @@ class LiveModules:
 
     def attach(self, undo: UndoStack, guarded: Guard, *, again: bool = False) -> None:
         """Register modules that are built from now on, and at first the existing ones, see `_existing`."""
-        register, ignore = guarded(self._register), lambda *_: None
-        undo.callback(register_module_parameter_registration_hook(register).remove)
-        undo.callback(register_module_module_registration_hook(register).remove)
-        replace(undo, nn.Module, "__setstate__", wrapping(register, ignore, ignore))
+        registers, ignore = guarded(self._registers), lambda *_: None
+        undo.callback(register_module_parameter_registration_hook(registers).remove)
+        undo.callback(register_module_module_registration_hook(registers).remove)
+        replace(undo, nn.Module, "__setstate__", wrapping(guarded(self._unpickled), ignore, ignore))
         if not again:
             guarded(self._add_existing)(sys._getframe())
 
-    def _register(self, module: nn.Module, *_: Any) -> None:
+    def _registers(self, module: nn.Module, name: str, value: Any) -> None:
+        """Note that a module is about to get a parameter or a child."""
+        self.add(module)
+        for members in (module._parameters, module._modules):
+            former = members.get(name) if isinstance(members, dict) else None
+            if former is not None and former is not value:
+                self.has_replaced = True
+
+    def _unpickled(self, module: nn.Module, *_: Any) -> None:
         self.add(module)
 
     def _add_existing(self, frame: FrameType) -> None:

@@ -24,12 +24,10 @@ from traincheck.sources.modules.live_modules import (
 )
 from traincheck.sources.recording.patches import TensorReference
 from traincheck.sources.tensors.reading import PLAIN, is_empty
+from traincheck.vocab.events import REPLACED
 from traincheck.vocab.facts import Facts, FactValue, facts
 
 THIS, OTHER, NOBODY = "this", "other", "none"
-
-REPLACED = "replaced"
-"""Suffix for the name of a parameter that its module no longer has."""
 
 _LOW_PRECISION = 4
 """Floating point with fewer bytes than this is low precision."""
@@ -161,7 +159,7 @@ class VariableCatalog:
     A parameter is named by the class of its outermost module and its qualified name there. A wrapper for several ranks
     around a model does not count: it has a name of its own, and changes none in the model. A parameter that only an
     optimizer holds is named by its position in the optimizer. The catalog searches again when an optimizer holds an
-    unknown tensor, or when an unknown outermost module is called.
+    unknown tensor, when an unknown outermost module is called, or when a module got another parameter or child.
     """
 
     def __init__(self) -> None:
@@ -222,7 +220,9 @@ class VariableCatalog:
                 variable.released = not variable.holders
 
     def refresh_holders(self) -> None:
-        """Update which optimizer holds which variable; cheap while no parameter group changes."""
+        """Update which optimizer holds which variable; cheap while no parameter group or module changes."""
+        if self.live_modules.has_replaced:
+            self.refresh_modules()
         for name, optimizer in self.optimizers():
             groups = optimizer.param_groups
             params = [group["params"] for group in groups]
@@ -276,6 +276,7 @@ class VariableCatalog:
 
     def refresh_modules(self) -> None:
         """Find the outermost modules of the program and name their parameters."""
+        self.live_modules.has_replaced = False
         modules = self.live_modules.living()
         if len(self._modules) > 2 * len(modules) + MAX_STALE:
             self._drop_dead()
@@ -378,7 +379,7 @@ class VariableCatalog:
         """Mark parameters as replaced that `root` no longer has."""
         for key, variable in list(self._variables.items()):
             if key not in kept_ids and variable.owned and variable.root is not None and variable.root() is root:
-                variable.owned, variable.name = False, f"{variable.name} ({REPLACED})"
+                variable.owned, variable.name = False, f"{variable.name}{REPLACED}"
                 variable.fact_cache.clear()
 
     def outermost(self) -> list[Any]:
