@@ -13,7 +13,8 @@ DIAGNOSIS = Diagnosis(
     problem="These parameters require a gradient and got one, but the optimizer step left them unchanged. "
     "Either no optimizer holds them, or the optimizer that does skips them.",
     advice=(
-        "Check that every trainable parameter is in a parameter group of the optimizer.",
+        "Check that every trainable parameter is in a parameter group of the optimizer. An optimizer keeps the former "
+        "parameters when a module or a load (assign=True) puts others in their place.",
         "If they should be frozen, set requires_grad to False.",
     ),
     explains=(
