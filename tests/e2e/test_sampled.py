@@ -195,6 +195,45 @@ def test_rare_events_and_what_lasts_are_judged_whatever_the_budget(
     assert all(finding["step"] in (120, 121, 122, 240) for finding in report["findings"])
 
 
+STAGES = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+inputs = torch.randn(512, 16)
+labels = (inputs[:, :4].sum(1) > 0).long()
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+def train(optimizer, steps):
+    for _ in range(steps):
+        index = torch.randint(512, (32,))
+        model.zero_grad()
+        nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
+        optimizer.step()
+
+
+optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+train(optimizer, 100)
+if sys.argv[1] == "frozen":
+    model[0].requires_grad_(False)
+elif sys.argv[1] == "head":
+    optimizer = torch.optim.Adam(model[2].parameters(), 1e-4)
+train(optimizer, 100)
+"""
+
+
+@pytest.mark.parametrize(("change", "diagnosis"), [("frozen", "state-changed-between-steps"), ("head", None)])
+def test_what_was_seen_before_a_gap_counts_after_it(change: str, diagnosis: str | None, tmp_path: Path) -> None:
+    """A layer that is frozen between samples is found; one that has learned before may be left out by an optimizer."""
+    (tmp_path / "train.py").write_text(STAGES)
+    words = ["--budget", "1/5,first=20", "-o", tmp_path / "run", tmp_path / "train.py", change]
+    done = traincheck("run", *words)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [finding["diagnosis"] for finding in report["findings"]] == [diagnosis] * bool(diagnosis), done.stderr
+
+
 def test_a_run_without_a_budget_watches_its_first_steps_and_then_some(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(EPOCHS.replace("range(2)", "range(5)"))
     done = traincheck("run", "-o", tmp_path / "some", tmp_path / "train.py", "none")

@@ -66,12 +66,6 @@ class LayerUse(Part):
         self._loaded: set[str] = set()  # models that load a state; their parameters may be meant to stay
         self._of_several = False  # whether other ranks may update a parameter and send it
         self._reported: set[tuple[Property, str]] = set()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._updates = 0
-        self._idle: dict[str, int] = {}  # parameters without optimizer: the cycles in which they got a gradient
-        self._last_idle: dict[str, int] = {}
         self._filled: set[str] = set()  # parameters that ever got a gradient
         self._written: set[str] = set()
         self._replaced: set[str] = set()  # parameters whose place others took, and that an optimizer holds
@@ -79,9 +73,13 @@ class LayerUse(Part):
         self._without: set[str] = set()  # and with gradients off
         self._inside_others: set[str] = set()  # models that were called inside others
         self._unused: set[str] = set()  # layers that no method of their class mentions
+        self.forget()
 
     def forget(self) -> None:
-        self._begin()
+        """Count from zero again. What a layer has ever done excuses it after a gap as well."""
+        self._updates = 0
+        self._idle: dict[str, int] = {}  # parameters without optimizer: the cycles in which they got a gradient
+        self._last_idle: dict[str, int] = {}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Yield an occasion for the layers that fail a rule after an update, once for each."""
