@@ -26,6 +26,7 @@ LOSS_INPUT = "unexpected-loss-input"
 SAME_ORDER = "same-order-every-epoch"
 NO_EFFECT = "flag-without-effect"
 NOT_RESTORED = "load-did-not-restore"
+SCHEDULE = "schedule-does-not-fit-run"
 """Diagnoses."""
 
 
@@ -478,6 +479,42 @@ def weights_are_averaged_in_place() -> None:
         model.load_state_dict(state)
 
 
+def beyond_its_schedule() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 4)
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def ascends_in_one_group() -> None:
+    """A multiplier of a constraint grows with it, by a negative rate of its own."""
+    model, multiplier = Net(), nn.Parameter(torch.ones(()))
+    groups = [{"params": model.parameters()}, {"params": [multiplier], "lr": -0.01}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    for _ in range(6):
+        optimizer.zero_grad()
+        (loss_of(model) + multiplier * (model.head.weight.square().mean() - 0.05)).backward()
+        optimizer.step()
+
+
+def a_backward_for_each_loss_after_a_while() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(20):
+        first, second = loss_of(model), loss_of(model)
+        optimizer.zero_grad()
+        if step < 10:
+            (first + second).backward()
+        else:
+            first.backward()
+            second.backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("program", "diagnosis"),
     [
@@ -502,6 +539,7 @@ def weights_are_averaged_in_place() -> None:
         (likelihoods_of_probabilities, LOSS_INPUT),
         (likelihoods_of_scores, LOSS_INPUT),
         (same_order_each_pass, SAME_ORDER),
+        (beyond_its_schedule, SCHEDULE),
         (frozen_in_vain, NO_EFFECT),
         (frozen_by_a_misspelled_flag, NO_EFFECT),
         (frozen_in_vain_between_passes, NO_EFFECT),
@@ -536,6 +574,8 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         likelihoods_of_log_probabilities,
         another_order_each_pass,
         frozen,
+        ascends_in_one_group,
+        a_backward_for_each_loss_after_a_while,
     ],
 )
 def test_what_is_meant_so_is_clean(tmp_path: Path, program: Callable[[], None]) -> None:

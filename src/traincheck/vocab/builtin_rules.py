@@ -124,6 +124,7 @@ AFTER_UNSCALING = Property(ARE_USED, GRAD, "after they are unscaled")
 CLIPPED_IN_TIME = Property(ARE_USED, GRAD, "after they are clipped")
 USED_ONCE = Property(ARE_USED, GRAD, "in one step of an optimizer")
 WITH_A_RATE = Property(ARE_USED, GRAD, "with a learning rate above zero")
+TO_DESCEND = Property(ARE_USED, GRAD, "with no negative learning rate")
 WEIGHED_ONCE = Property(ARE_USED, GRAD, "with the weights of their micro-batches")
 FROM_ALL_MICRO_BATCHES = Property(ARE_USED, GRAD, "with as many micro-batches as the divisor of their losses")
 OF_MICRO_BATCHES = (WEIGHED_ONCE, FROM_ALL_MICRO_BATCHES)
@@ -137,6 +138,7 @@ FLOW_OF_GRADIENTS = (
     AFTER_AVERAGING,
     CLIPPED_IN_TIME,
     WITH_A_RATE,
+    TO_DESCEND,
     FINITE_LOSS,
 )
 
@@ -248,6 +250,7 @@ _SENTENCES = {
     AFTER_AVERAGING: "ranks of a data-parallel model average gradients before an update uses them",
     CLIPPED_IN_TIME: "gradients are clipped before the update that uses them",
     USED_ONCE: "an optimizer steps once with the gradients of a backward",
+    TO_DESCEND: "the learning rate of an optimizer is not negative, so that the loss falls",
     WITH_A_RATE: f"the learning rate of an optimizer is above zero in one of {FIRST} updates in a row",
     WEIGHED_ONCE: "losses that are accumulated are divided by the number of micro-batches once",
     FROM_ALL_MICRO_BATCHES: "the first update accumulates as many micro-batches as the number that divides each loss",

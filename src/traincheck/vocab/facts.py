@@ -18,7 +18,7 @@ FACTS: dict[str, str] = {
     "closure": "True when an optimizer step was given a closure",
     "grads": "gradients that the optimizer holds: none, zero, some, mixed; unused where it had nothing to learn from",
     "exceeds": "True when the gradient norm was above the limit given to clipping",
-    "lr": "learning rate: zero, negligible (lost in rounding), positive; none for a variable that nobody holds",
+    "lr": "learning rate: negative, zero, negligible (lost in rounding), positive; none without an optimizer",
     "lost": "True when an update is too small to change anything (lost in rounding, or a learning rate of zero)",
     "requires_grad": "whether the variable requires a gradient",
     "held": "which optimizer holds the variable: this (the receiver), other or none",

@@ -12,13 +12,14 @@ Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
 is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. It is
 missed if it is absent from as many cycles in a row: a program may skip updates whose gradients are not finite, or whose
-batches did not fit into memory. Where a program that always updates calls backward without an update, it looks at
-gradients: nothing else is missed then, and in evaluation mode no update either. A call without a receiver, like a
-backward, begins anew where it touches parameters of an optimizer for the first time, or is first called inside its
-step: a program may train several models one after another, each with a loop of its own, or one model with Adam and then
-with L-BFGS, whose step calls backward several times. A change of state is expected where a program needs it. Gradients
-are cleared in a cycle whose backward adds to them (a program that writes gradients by hand need not). They are filled
-once they were set to none. See Note [Means and ends] in event_contain/relation.py.
+batches did not fit into memory. An argument says how a call is made, so it is missed only in a cycle that has the call.
+Where a program that always updates calls backward without an update, it looks at gradients: nothing else is missed
+then, and in evaluation mode no update either. A call without a receiver, like a backward, begins anew where it touches
+parameters of an optimizer for the first time, or is first called inside its step: a program may train several models
+one after another, each with a loop of its own, or one model with Adam and then with L-BFGS, whose step calls backward
+several times. A change of state is expected where a program needs it. Gradients are cleared in a cycle whose backward
+adds to them (a program that writes gradients by hand need not). They are filled once they were set to none. See Note
+[Means and ends] in event_contain/relation.py.
 
 Note [Order that matters]
 Two calls in a cycle are put in order (`then`) only if both changed the same kind of state in it, as `zero_grad` and
@@ -291,6 +292,11 @@ def _is_practice(prop: Property) -> bool:
     return prop not in STATE_TOKENS and not prop.detail
 
 
+def _is_of_absent_call(prop: Property, happened: Set[Property]) -> bool:
+    """Whether a property says how a call is made that the cycle does not have: two backwards may follow a forward."""
+    return "=" in prop.detail and Property(PRECEDED_BY, prop.object) not in happened
+
+
 def _is_missed(prop: Property, cycle: _Cycle) -> bool:
     """Whether a call that the cycle does not have was absent from those before."""
     looks = cycle.only_looks and (prop != _UPDATES or cycle.evaluates)
@@ -325,7 +331,7 @@ def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Pr
         expected |= {CLEARED} if must_clear else {CLEARED} & happened
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
-    failed = cycle.missing(expected)
+    failed = {prop for prop in cycle.missing(expected) if not _is_of_absent_call(prop, happened)}
     if failed and failed.isdisjoint(STATE_TOKENS):  # else a call that is absent explains what was not done
         failed = {prop for prop in failed if not _is_practice(prop) or _is_missed(prop, cycle)}
     effective = [token for token in happened if cycle.effects[token] and not token.detail]

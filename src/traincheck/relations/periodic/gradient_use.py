@@ -52,6 +52,7 @@ from traincheck.vocab.builtin_rules import (
     LOSS,
     NOT_FINITE,
     SEEN_BY_CLIPPING,
+    TO_DESCEND,
     USED_BEFORE_CLEARED,
     WITH_A_RATE,
     sentence_of,
@@ -85,6 +86,7 @@ class GradientUse(Part):
 
     def __init__(self) -> None:
         self._reported: set[tuple[Property, str]] = set()
+        self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
         self._begin()
 
     def _begin(self) -> None:
@@ -105,7 +107,6 @@ class GradientUse(Part):
         self._unused_loss: Reading | None = None  # the last of them, whose gradients are there
         self._used_loss: Reading | None = None  # the first of them whose gradients an update used
         self._skipped_losses = 0  # such losses since the last update
-        self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
 
     def forget(self) -> None:
         self._begin()
@@ -293,13 +294,14 @@ class GradientUse(Part):
             yield Occasion(Subject(GRAD, FLOW), context, *outcome, loss.seq, (LOSS,), note=note)
 
     def _judge_rate(self, call: Call, window: Window) -> Iterator[Occasion]:
-        is_idle = value_of(call.context, "lr") == "zero" and value_of(call.context, "grads") in ("some", "mixed")
-        in_a_row = self._idle_rates.get(call.receiver, 0) + 1 if is_idle else 0
+        rate = value_of(call.context, "lr") if value_of(call.context, "grads") in ("some", "mixed") else None
+        in_a_row = self._idle_rates.get(call.receiver, 0) + 1 if rate == "zero" else 0
         if in_a_row or call.receiver in self._idle_rates:
             self._idle_rates[call.receiver] = in_a_row
-        if in_a_row == FIRST and (WITH_A_RATE, call.receiver) not in self._reported:
-            self._reported.add((WITH_A_RATE, call.receiver))
-            yield _occasion(window, WITH_A_RATE, call.seq, (), site=call.site)
+        for prop, fails in ((WITH_A_RATE, in_a_row == FIRST), (TO_DESCEND, rate == "negative")):
+            if fails and (prop, call.receiver) not in self._reported:
+                self._reported.add((prop, call.receiver))
+                yield _occasion(window, prop, call.seq, (), site=call.site)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -336,6 +338,7 @@ def _occasion(window: Window, prop: Property, seq: int, names: tuple[str, ...], 
 
 _NOTES = {
     CLIPPED_IN_TIME: "clipping changed these gradients after an update had used them, and before the next backward",
+    TO_DESCEND: "the learning rate of all parameter groups is negative: the update moves up the loss",
     WITH_A_RATE: f"{FIRST} updates in a row had a learning rate of zero in all parameter groups",
     USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",

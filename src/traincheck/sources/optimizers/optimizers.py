@@ -538,10 +538,12 @@ def _learning_rates(optimizer: Any) -> dict[int, float]:
 
 
 def rate_class(rate: float | None) -> str:
-    """A learning rate as a fact: none, zero, negligible or positive."""
+    """A learning rate as a fact: none, negative, zero, negligible or positive."""
     if rate is None:
         return "none"
-    return "positive" if rate >= NEGLIGIBLE else "negligible" if rate > 0 else "zero"
+    if rate <= 0:
+        return "zero" if rate == 0 else "negative"
+    return "positive" if rate >= NEGLIGIBLE else "negligible"
 
 
 _step_facts_cache: BoundedCache[tuple[Facts, str, str, bool], Facts] = BoundedCache()
