@@ -501,6 +501,17 @@ def ascends_in_one_group() -> None:
         optimizer.step()
 
 
+def climbs_in_every_other_step() -> None:
+    """To the worst weights nearby, and back with the gradients from there."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(12):
+        optimizer.param_groups[0]["lr"] = -0.02 if step % 2 and step > 4 else 0.1
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
 def a_backward_for_each_loss_after_a_while() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -575,6 +586,7 @@ def test_an_error_is_found_without_a_good_run(tmp_path: Path, program: Callable[
         another_order_each_pass,
         frozen,
         ascends_in_one_group,
+        climbs_in_every_other_step,
         a_backward_for_each_loss_after_a_while,
     ],
 )

@@ -250,7 +250,7 @@ _SENTENCES = {
     AFTER_AVERAGING: "ranks of a data-parallel model average gradients before an update uses them",
     CLIPPED_IN_TIME: "gradients are clipped before the update that uses them",
     USED_ONCE: "an optimizer steps once with the gradients of a backward",
-    TO_DESCEND: "the learning rate of an optimizer is not negative, so that the loss falls",
+    TO_DESCEND: "the learning rate of an optimizer is not negative in two updates in a row",
     WITH_A_RATE: f"the learning rate of an optimizer is above zero in one of {FIRST} updates in a row",
     WEIGHED_ONCE: "losses that are accumulated are divided by the number of micro-batches once",
     FROM_ALL_MICRO_BATCHES: "the first update accumulates as many micro-batches as the number that divides each loss",

@@ -77,6 +77,9 @@ MAX_SKIPPED = 3
 MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
 
+_BAD_RATES = {"zero": (WITH_A_RATE, FIRST), "negative": (TO_DESCEND, 2)}
+"""The rules about learning rates, each with the updates in a row that break it. (One step up may be meant.)"""
+
 _FILLED, _USED, _CLIPPED, _ADDED, _SCALED, _LOCAL, _SPENT, _PARTLY = 1, 2, 4, 8, 16, 32, 64, 128
 """The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
 
@@ -86,7 +89,7 @@ class GradientUse(Part):
 
     def __init__(self) -> None:
         self._reported: set[tuple[Property, str]] = set()
-        self._idle_rates: dict[str, int] = {}  # by optimizer: the updates in a row with a learning rate of zero
+        self._bad_rates: dict[str, tuple[str, int]] = {}  # by optimizer: zero or negative, and the updates in a row
         self._begin()
 
     def _begin(self) -> None:
@@ -294,14 +297,16 @@ class GradientUse(Part):
             yield Occasion(Subject(GRAD, FLOW), context, *outcome, loss.seq, (LOSS,), note=note)
 
     def _judge_rate(self, call: Call, window: Window) -> Iterator[Occasion]:
-        rate = value_of(call.context, "lr") if value_of(call.context, "grads") in ("some", "mixed") else None
-        in_a_row = self._idle_rates.get(call.receiver, 0) + 1 if rate == "zero" else 0
-        if in_a_row or call.receiver in self._idle_rates:
-            self._idle_rates[call.receiver] = in_a_row
-        for prop, fails in ((WITH_A_RATE, in_a_row == FIRST), (TO_DESCEND, rate == "negative")):
-            if fails and (prop, call.receiver) not in self._reported:
-                self._reported.add((prop, call.receiver))
-                yield _occasion(window, prop, call.seq, (), site=call.site)
+        rate = str(value_of(call.context, "lr")) if value_of(call.context, "grads") in ("some", "mixed") else ""
+        former, in_a_row = self._bad_rates.pop(call.receiver, ("", 0))
+        prop, enough = _BAD_RATES.get(rate, (None, 0))
+        if prop is None:
+            return
+        in_a_row = in_a_row + 1 if rate == former else 1
+        self._bad_rates[call.receiver] = rate, in_a_row
+        if in_a_row == enough and (prop, call.receiver) not in self._reported:
+            self._reported.add((prop, call.receiver))
+            yield _occasion(window, prop, call.seq, (), site=call.site)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -338,7 +343,7 @@ def _occasion(window: Window, prop: Property, seq: int, names: tuple[str, ...], 
 
 _NOTES = {
     CLIPPED_IN_TIME: "clipping changed these gradients after an update had used them, and before the next backward",
-    TO_DESCEND: "the learning rate of all parameter groups is negative: the update moves up the loss",
+    TO_DESCEND: "2 updates in a row had a negative learning rate in all parameter groups: they raise the loss",
     WITH_A_RATE: f"{FIRST} updates in a row had a learning rate of zero in all parameter groups",
     USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
