@@ -101,24 +101,24 @@ class SamplingGate:
 
     def reset_sources(self) -> None:
         """Make all sources forget the state that they follow from window to window."""
-        for reset in self._resets:
+        for reset in list(self._resets):  # one that fails ends its source, which removes it
             reset()
 
     def repeat_reports(self) -> None:
         """Make all sources report again the values that they report once, or on a change."""
-        for repeat in self._repeats:
+        for repeat in list(self._repeats):
             repeat()
 
     def suspend(self) -> None:
         """Suspend all hooks that allow it."""
-        for hook in self._suspendables:
+        for hook in list(self._suspendables):
             hook.suspend()
 
     def resume(self) -> bool:
         """Resume all hooks; where one cannot be resumed here, none is, and the result is False."""
         if not all(hook.can_resume() for hook in self._suspendables):
             return False
-        for hook in self._suspendables:
+        for hook in list(self._suspendables):
             hook.resume()
         return True
 
