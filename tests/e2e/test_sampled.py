@@ -196,7 +196,6 @@ def test_rare_events_and_what_lasts_are_judged_whatever_the_budget(
 
 
 STAGES = """
-import sys
 import torch
 from torch import nn
 
@@ -214,24 +213,17 @@ def train(optimizer, steps):
         optimizer.step()
 
 
-optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-train(optimizer, 100)
-if sys.argv[1] == "frozen":
-    model[0].requires_grad_(False)
-elif sys.argv[1] == "head":
-    optimizer = torch.optim.Adam(model[2].parameters(), 1e-4)
-train(optimizer, 100)
+train(torch.optim.Adam(model.parameters(), 1e-3), 100)
+train(torch.optim.Adam(model[2].parameters(), 1e-4), 100)
 """
 
 
-@pytest.mark.parametrize(("change", "diagnosis"), [("frozen", "state-changed-between-steps"), ("head", None)])
-def test_what_was_seen_before_a_gap_counts_after_it(change: str, diagnosis: str | None, tmp_path: Path) -> None:
-    """A layer that is frozen between samples is found; one that has learned before may be left out by an optimizer."""
+def test_a_layer_that_has_learned_before_a_gap_may_be_left_out_after_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STAGES)
-    words = ["--budget", "1/5,first=20", "-o", tmp_path / "run", tmp_path / "train.py", change]
-    done = traincheck("run", *words)
+    done = traincheck("run", "--budget", "1/5,first=20", "-o", tmp_path / "run", tmp_path / "train.py")
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert [finding["diagnosis"] for finding in report["findings"]] == [diagnosis] * bool(diagnosis), done.stderr
+    assert report["findings"] == [], done.stderr
+    assert report["cost"]["watched"] < 100 < report["cost"]["steps"] == 200
 
 
 def test_a_run_without_a_budget_watches_its_first_steps_and_then_some(tmp_path: Path) -> None:

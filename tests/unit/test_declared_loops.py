@@ -38,7 +38,7 @@ def after_warm_up(length: int) -> Schedule:
 
 
 def falling(length: int) -> Schedule:
-    return lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 1 - 0.9 * step / length)
+    return lambda optimizer: schedules.LambdaLR(optimizer, lambda step: max(0.1, 1 - 0.9 * step / length))
 
 
 def falling_by_batches(length: int) -> Schedule:

@@ -141,14 +141,12 @@ class Constancy:
 
     def __init__(self) -> None:
         self._scheduled: dict[str, bool] = {}
+        self.forget()
+
+    def forget(self) -> None:
         self._tracked: dict[tuple[str, str], _Tracked] = {}
         self._entries: dict[str, dict[str, frozenset[str]]] = {}
         self._tied: set[str] = set()
-
-    def forget(self) -> None:
-        """Forget the settings, which may follow a schedule. A parameter stays as it is in unwatched steps, too."""
-        self._tracked = {key: tracked for key, tracked in self._tracked.items() if not tracked.is_setting}
-        self._entries.clear()
         self._scheduled.clear()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
