@@ -77,8 +77,11 @@ MAX_SKIPPED = 3
 MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
 
-_BAD_RATES = {"zero": (WITH_A_RATE, FIRST), "negative": (TO_DESCEND, 2)}
-"""The rules about learning rates, each with the updates in a row that break it. (One step up may be meant.)"""
+ENOUGH_NEGATIVE = 2
+"""Updates in a row with a negative learning rate that are an error: one step up the loss may be meant."""
+
+_BAD_RATES = {"zero": (WITH_A_RATE, FIRST), "negative": (TO_DESCEND, ENOUGH_NEGATIVE)}
+"""The rules about learning rates, each with the updates in a row that break it."""
 
 _FILLED, _USED, _CLIPPED, _ADDED, _SCALED, _LOCAL, _SPENT, _PARTLY = 1, 2, 4, 8, 16, 32, 64, 128
 """The history of a gradient since it was cleared, as flags in one number, because there is one for each parameter."""
@@ -343,7 +346,7 @@ def _occasion(window: Window, prop: Property, seq: int, names: tuple[str, ...], 
 
 _NOTES = {
     CLIPPED_IN_TIME: "clipping changed these gradients after an update had used them, and before the next backward",
-    TO_DESCEND: "2 updates in a row had a negative learning rate in all parameter groups: they raise the loss",
+    TO_DESCEND: f"{ENOUGH_NEGATIVE} updates in a row had a negative learning rate in all groups: they raise the loss",
     WITH_A_RATE: f"{FIRST} updates in a row had a learning rate of zero in all parameter groups",
     USED_BEFORE_CLEARED: "these gradients were cleared or replaced, and no update had used them",
     CLIPPED_LAST: "a backward added to these gradients after they were clipped",
